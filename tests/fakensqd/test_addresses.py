@@ -21,11 +21,8 @@ from fakensqd.addresses import (
     split_address,
 )
 from fakensqd.clock import RealClock
-from fakensqd.effects import AskAuth
-from fakensqd.nsqd.auth_client import AuthClient
-from fakensqd.options import NsqdOptions
 from tests.fakensqd.wire import request
-from tests.helpers import peer, refused_port, wait_until
+from tests.helpers import peer, wait_until
 
 
 @pytest.mark.parametrize(
@@ -111,11 +108,6 @@ def test_connected_socket_has_no_timeout():
             assert (sock.recv(1), sock.gettimeout()) == (b"x", None)
 
 
-def test_refused_connection_raises():
-    with pytest.raises(ConnectionRefusedError):
-        connect(("127.0.0.1", refused_port()), RealClock(), 10.0)
-
-
 def test_connection_that_is_not_accepted_times_out(clock, full):
     connecting = gevent.spawn(connect, full, clock, 2.0)
     clock.advance(1.9)
@@ -124,27 +116,6 @@ def test_connection_that_is_not_accepted_times_out(clock, full):
 
     with pytest.raises(TimeoutError):
         connecting.get(timeout=10)
-
-
-def test_connection_to_an_auth_server_times_out(clock, full):
-    options = NsqdOptions(auth_http_addresses=join_address(*full), http_client_connect_timeout=3.0)
-    asking = gevent.spawn(AuthClient(options, clock).ask, AskAuth(b"s", "127.0.0.1", "", False))
-    clock.advance(2.9)
-    assert not asking.ready()
-    clock.advance(0.2)
-
-    assert asking.ready()
-    assert asking.get() is None
-
-
-def test_connection_to_an_nsqlookupd_times_out(clock, full):
-    with FakeNsqd(clock=clock, lookupd_tcp_addresses=join_address(*full)) as nsqd:
-        waiting = gevent.spawn(nsqd.wait_registered)
-        clock.advance(0.9)
-        assert not waiting.ready()
-        clock.advance(0.2)
-
-        assert waiting.ready()
 
 
 def test_nsqlookupd_that_does_not_answer_times_out(clock):

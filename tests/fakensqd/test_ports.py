@@ -41,13 +41,6 @@ def exchange(port, data):
         return sock.makefile("rb").read()
 
 
-def test_bind_sets_the_port(port):
-    assert HttpPort("127.0.0.1:0").port == 0
-    assert port.port != 0
-    assert port.address == f"127.0.0.1:{port.port}"
-    assert request(port.address, "GET", "/") == "/"
-
-
 def test_stop_frees_the_port_and_bind_takes_it_again(port):
     address = port.address
     port.stop()
@@ -59,15 +52,6 @@ def test_stop_frees_the_port_and_bind_takes_it_again(port):
     port.serve(application)
 
     assert request(address, "GET", "/") == "/"
-
-
-def test_stop_closes_a_port_that_is_bound_and_not_served():
-    port = HttpPort("127.0.0.1:0")
-    port.bind()
-    port.stop()
-
-    with pytest.raises(ConnectionRefusedError):
-        request(port.address, "GET", "/")
 
 
 def test_https_port_ends_connections_without_tls(server_context, client_context, capfd):
@@ -135,11 +119,3 @@ def test_unix_socket_is_served_and_removed(tmp_path):
     assert answer.endswith(b"\r\n\r\n/")
     assert (port.address, port.port) == (path, -1)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_empty_address_is_no_port():
-    port = HttpPort("")
-    port.bind()
-    port.stop()
-
-    assert (port.address, port.port) == ("", 0)

@@ -51,24 +51,6 @@ def test_fixtures_give_each_test_a_new_running_server(outcomes):
     assert found == {"passed": 4}
 
 
-def test_options_fixture_can_be_overridden(outcomes):
-    found, _ = outcomes(
-        """
-        import pytest
-
-        @pytest.fixture
-        def fakensqd_options():
-            return {"max_msg_size": 10}
-
-        def test_nsqd(fakensqd, fakecluster):
-            assert fakensqd.options.max_msg_size == 10
-            assert fakecluster.nsqds[1].options.max_msg_size == 10
-        """
-    )
-
-    assert found == {"passed": 1}
-
-
 @pytest.mark.parametrize(
     ("line", "text"),
     [
@@ -111,20 +93,6 @@ def test_rule_that_never_fired_fails_the_test(outcomes):
     assert "on.http('/pub', topic='u'), drop(): nearest was /pub topic='t': topic is 't', not 'u'" in output
     assert "http POST /pub t b'x' 200" in output
     assert "FakeNsqd, seed=" in output
-
-
-def test_rule_that_a_with_statement_has_told_is_not_told_again(outcomes):
-    found, output = outcomes(
-        PUBLISH
-        + """
-        def test_nsqd(fakensqd):
-            with fakensqd.add(on.http("/pub", topic="u"), drop()):
-                post(fakensqd.http_address, "/pub?topic=t")
-        """
-    )
-
-    assert found == {"failed": 1}
-    assert "rule never acted: on.http('/pub', topic='u'), drop(): nearest was /pub topic='t'" in output
 
 
 def test_rules_that_fired_or_are_optional_pass(outcomes):
@@ -209,23 +177,6 @@ def test_failed_assertions_show_what_came_instead_and_the_transcript_once(outcom
     assert "E       it was published to topic 'order'" in output
     assert output.count("http POST /pub order b'x' 200") == 1
     assert "<Transcript of 1 entry: 1 x POST /pub bill>" in output
-
-
-def test_failed_wait_on_a_server_without_a_fixture_shows_its_transcript(outcomes):
-    found, output = outcomes(
-        PUBLISH
-        + """
-        from fakensqd import FakeNsqd
-
-        def test_nsqd(fakensqd):
-            with FakeNsqd(record=True).in_thread() as own:
-                post(own.http_address, "/pub?topic=own")
-                own.wait_until(lambda nsqd: nsqd.depth("never"), 3, timeout=0.05)
-        """
-    )
-
-    assert found == {"failed": 1}
-    assert output.count("http POST /pub own b'x' 200") == 1
 
 
 @pytest.mark.subprocess

@@ -34,7 +34,6 @@ def router(errors):
     )
 
 
-TEXT = {"content-type": "text/plain; charset=utf-8"}
 JSON = {"content-type": "application/json; charset=utf-8"}
 NSQ = {"x-nsq-content-type": "nsq; version=1.0"}
 

@@ -1,7 +1,6 @@
 """A server on a thread of its own: from plain threads, and from another hub. Runs in patched processes, too."""
 
 import os
-import socket
 import threading
 import urllib.error
 import urllib.request
@@ -9,10 +8,9 @@ import urllib.request
 import gevent
 import pytest
 
-from fakensqd import FakeAuthServer, FakeCluster, FakeLookupd, FakeNsqd, Grant, on
+from fakensqd import FakeCluster, FakeLookupd, FakeNsqd, on
 from fakensqd.clock import ManualClock
 from fakensqd.faults import disconnect
-from fakensqd.faults.toxics import corrupt_bytes
 from fakensqd.options import NsqdOptions
 from fakensqd.server import Server, ServerThread, ThreadProxy
 from fakensqd.transcript import Transcript
@@ -44,16 +42,6 @@ def in_plain_thread(function):
 def get(address, target, data=None):
     with urllib.request.urlopen(f"http://{address}{target}", data=data, timeout=10) as answer:
         return answer.read()
-
-
-def test_server_on_a_thread_answers_blocking_code():
-    with FakeNsqd().in_thread() as nsqd:
-        assert get(nsqd.http_address, "/pub?topic=t", b"x") == b"OK"
-        with socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
-            sock.sendall(b"  V2FOO\n")
-            assert sock.recv(100).endswith(b"E_INVALID invalid command FOO")
-
-        assert nsqd.broker.topics["t"].depth == 1
 
 
 def test_caller_on_a_plain_thread_gets_no_hub():
@@ -159,13 +147,6 @@ def test_fault_of_a_stop_is_raised(server, text):
         threaded.stop()
 
 
-def test_thread_of_a_server_is_not_known_to_the_threading_module():
-    before = threading.enumerate()
-
-    with FakeNsqd().in_thread():
-        assert threading.enumerate() == before
-
-
 def test_threads_end_with_their_servers():
     before = set(threading.enumerate())
 
@@ -178,18 +159,6 @@ def test_threads_end_with_their_servers():
 
 
 # --- in_thread() ------------------------------------------------------------------------------------------------------
-
-
-def test_starting_twice_starts_one_thread():
-    server = FakeNsqd().in_thread()
-    before = len(os.listdir("/proc/self/task"))
-
-    first = server.start().tcp_address
-    second = server.start().tcp_address
-    server.stop()
-
-    assert first == second
-    wait_until(lambda: len(os.listdir("/proc/self/task")) <= before)
 
 
 def test_threaded_server_has_the_attributes_and_methods_of_the_server():
@@ -207,33 +176,6 @@ def test_threaded_server_has_the_attributes_and_methods_of_the_server():
     nsqd.stop()
 
     assert (nsqd.running, nsqd.errors) == (False, [])
-
-
-@pytest.mark.parametrize("make", [FakeNsqd, FakeLookupd, FakeAuthServer, FakeCluster])
-def test_every_server_runs_in_the_hub_and_on_a_thread(make):
-    for server in (make(), make().in_thread()):
-        with server as running:
-            assert running.errors == []
-
-
-def test_auth_server_on_a_thread_answers():
-    with FakeAuthServer({"s": [Grant("t")]}).in_thread() as auth:
-        auth.set_grants("other", 401)
-
-        assert b'"topic": "t"' in get(auth.http_address, "/auth?secret=s")
-        with pytest.raises(urllib.error.HTTPError, match="401") as refused:
-            get(auth.http_address, "/auth?secret=other")
-        refused.value.close()
-
-        assert [query.secret for query in auth.queries] == ["s", "other"]
-
-
-def test_toxic_is_added_to_the_link_of_a_threaded_server():
-    with FakeNsqd().in_thread() as nsqd, socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
-        with nsqd.link.add(corrupt_bytes(at=(0,)), upstream=False):
-            sock.sendall(b"  V2FOO\n")
-            assert sock.recv(1) != b"\0"
-        assert "toxics=[]" in repr(nsqd.link)
 
 
 @pytest.mark.parametrize("run", [lambda ask: ask(), in_plain_thread], ids=["in a hub", "without a hub"])

@@ -12,7 +12,6 @@ from fakensqd.cli.flags import (
     ignored_flags,
     options_of,
     parse,
-    usage,
 )
 from fakensqd.options import LookupdOptions, NsqdOptions
 
@@ -104,11 +103,6 @@ def test_empty_value_is_refused_or_is_the_value(flags, flag):
         return
 
     assert options_of(flags, values, hostname="h")[flag.field] in ("", ("",))
-
-
-def test_default_node_id_is_made_of_the_host_name():
-    # The real nsqd has this id on a host of this name.
-    assert nsqd_options(hostname="vm")["node_id"] == 617
 
 
 def test_ignored_flags_are_listed():
@@ -224,13 +218,3 @@ def test_duration_without_a_unit_is_in_milliseconds_in_a_file(value):
 def test_bad_value_in_a_file_is_refused(document):
     with pytest.raises(FlagError, match="failed to resolve"):
         from_config_file(NSQD_FLAGS, document)
-
-
-def test_usage_names_every_flag():
-    text = usage("nsqd", NSQD_FLAGS, hostname="h")
-
-    assert text.startswith("Usage of nsqd:\n  -auth-http-address\n    \tauth servers, host:port or URL")
-    assert "  -snappy\n    \toffer compression with snappy (default True)\n" in text
-    assert "  -sync-every\n    \tignored here\n" in text
-    assert "address that nsqlookupd gives to consumers (default h)\n" in text
-    assert text.count("\n  -") == len(NSQD_FLAGS)

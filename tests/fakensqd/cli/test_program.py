@@ -16,7 +16,7 @@ from fakensqd.cli.program import run as run_here
 from gnsq.protocol import commands
 from tests.fakensqd.programs import FREE_PORTS, LIMIT, command, program, run, run_command
 from tests.fakensqd.wire import Client, consumer, request
-from tests.helpers import run_program, wait_until
+from tests.helpers import run_program
 
 ROOT = Path(__file__).parents[3]
 NAMES = ["nsqd", "nsqlookupd"]
@@ -107,16 +107,6 @@ def test_program_that_cannot_start_logs_one_line_and_exits_with_status_1(argumen
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.subprocess
-def test_file_that_is_nested_too_deeply_is_one_line_too(tmp_path):
-    (tmp_path / "nsqd.cfg").write_text("a = " + "[" * 100_000)
-
-    result = run("nsqd", *FREE_PORTS, f"--config={tmp_path / 'nsqd.cfg'}")
-
-    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-    assert " FATAL: failed to load config file " in result.stderr
-
-
 @pytest.mark.parametrize(("name", "number"), [("nsqd", signal.SIGINT), ("nsqlookupd", signal.SIGTERM)])
 @pytest.mark.subprocess
 def test_program_listens_on_its_ports_and_ends_by_a_signal(name, number):
@@ -162,19 +152,6 @@ def test_flags_reach_the_server(configured, client_context):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.subprocess
-def test_port_in_use_is_a_fatal_line_in_the_log(name):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        result = run(name, *FREE_PORTS, f"--tcp-address={address}")
-
-    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
-    assert (
-        f"FATAL: failed to instantiate {name} - listen ({address}) failed - Address already in use\n" in result.stderr
-    )
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.subprocess
 def test_faults_are_controlled_over_http_also_while_the_daemon_is_down(name):
     with program(name, *FREE_PORTS, "--faults-http-address=127.0.0.1:0", listeners=3) as server:
         assert list(server.addresses) == ["TCP", "HTTP", "FAULTS"]
@@ -214,14 +191,6 @@ def test_program_imports_only_the_modules_that_it_needs():
     assert not {*(f"fakensqd.{name}" for name in late), "gnsq.tls", "cryptography", "click", "requests"} & loaded
 
 
-@pytest.mark.subprocess
-def test_flag_overrides_the_configuration_file(configured):
-    assert request(configured.http, "GET", "/config/msg_timeout") == "2000000000"
-    assert request(configured.http, "GET", "/config/max_rdy_count") == "8"
-    assert request(configured.http, "GET", "/config/id") == "5"
-    assert configured.lines[-1].startswith(b"[mine] ")
-
-
 def publish(server, body):
     client = Client(server.addresses["TCP"])
     client.send(commands.publish("t", body))
@@ -259,21 +228,6 @@ def test_second_nsqd_on_the_same_data_path_is_refused(configured):
 
 
 @pytest.mark.subprocess
-def test_nsqlookupd_shows_topics_and_a_killed_nsqd_at_once():
-    with program("nsqlookupd", *FREE_PORTS, "--broadcast-address=127.0.0.1") as lookupd:
-        arguments = [f"--lookupd-tcp-address={lookupd.addresses['TCP']}", "--broadcast-address=b.example"]
-        with program("nsqd", *FREE_PORTS, *arguments) as server:
-            nodes = f"http://{lookupd.addresses['HTTP']}/nodes".split("/")[2]
-            wait_until(lambda: request(nodes, "GET", "/nodes")["producers"])
-            publish(server, b"x")
-            wait_until(lambda: request(nodes, "GET", "/topics") == {"topics": ["t"]})
-            (found,) = request(nodes, "GET", "/lookup?topic=t")["producers"]
-            assert found["tcp_port"] == int(server.addresses["TCP"].rpartition(":")[2])
-            server.stop(signal.SIGKILL)
-            wait_until(lambda: request(nodes, "GET", "/nodes") == {"producers": []})
-
-
-@pytest.mark.subprocess
 def test_address_without_a_port_is_a_unix_socket_in_the_current_directory(tmp_path):
     arguments = ["--tcp-address=nsqd.sock", "--http-address=127.0.0.1:0", "--data-path=."]
     with program("nsqd", *arguments, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}) as server:
@@ -286,12 +240,6 @@ def test_address_without_a_port_is_a_unix_socket_in_the_current_directory(tmp_pa
         assert server.stop(signal.SIGTERM) == 0
 
     assert not (tmp_path / "nsqd.sock").exists()
-
-
-@pytest.mark.subprocess
-def test_address_without_a_host_listens_on_ipv6_too(configured):
-    assert [configured.addresses[name].rpartition(":")[0] for name in ("TCP", "HTTP")] == ["[::]", "[::]"]
-    assert request(configured.http, "GET", "/ping") == "OK"
 
 
 @pytest.mark.subprocess

@@ -8,9 +8,8 @@ from gevent.event import AsyncResult
 from fakensqd import FakeNsqd, on
 from fakensqd.clock import ManualClock, RealClock
 from fakensqd.daemon.connection import Connection, TransportStack
-from fakensqd.effects import AskAuth, Close, Reset, Send, StartCompression, StartTLS, TlsEstablished, TlsFailed, Wait
+from fakensqd.effects import AskAuth, Close, Send, StartCompression, StartTLS, TlsEstablished, TlsFailed
 from fakensqd.faults import delay, disconnect
-from gnsq.errors import NSQConnectionClosed
 from gnsq.protocol import commands
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE
@@ -79,40 +78,6 @@ def pair(clock):
     assert connection.session.gone
 
 
-def test_connection_passes_data_to_the_session_and_sends_its_effects(pair):
-    session, client, errors, _ = pair
-    session.answers = [Send(b"one "), Send(b"two")]
-
-    client.sendall(b"hello")
-
-    assert client.recv(100) == b"one two"
-    assert session.received == b"hello"
-    client.shutdown(socket.SHUT_WR)
-    assert client.recv(100) == b""
-    assert session.ended
-    assert errors == []
-
-
-def test_close_sends_queued_data_first(pair):
-    session, client, _, _ = pair
-    session.answers = [Send(b"bye"), Close()]
-
-    client.sendall(b"x")
-
-    assert client.recv(100) == b"bye"
-    assert client.recv(100) == b""
-
-
-def test_wake_pumps_the_session(pair):
-    session, client, _, _ = pair
-    gevent.sleep(0)
-    session.pumped = [Send(b"news")]
-
-    assert session.wake()
-
-    assert client.recv(100) == b"news"
-
-
 def test_wake_returns_false_while_the_writer_sends(pair):
     session, client, _, _ = pair
     gevent.sleep(0)
@@ -143,21 +108,6 @@ def test_client_that_does_not_read_is_not_read_from(pair):
     while left:
         left -= len(client.recv(left))
     wait_until(lambda: session.received == b"firstsecond")
-
-
-def test_deadline_of_the_session_calls_tick(pair, clock):
-    session, client, _, _ = pair
-    session.due = 5.0
-    session.ticked = [Send(b"tick")]
-    client.sendall(b"x")
-    wait_until(lambda: session.received)
-    gevent.sleep(0)
-
-    clock.advance(4.9)
-    assert session.due == 5.0
-    clock.advance(0.2)
-
-    assert client.recv(100) == b"tick"
 
 
 def test_earlier_deadline_replaces_a_later_one(pair, clock):
@@ -237,17 +187,6 @@ def test_client_that_disconnects_is_no_error(pair):
     assert errors == []
 
 
-def test_killed_reader_ends_the_writer(pair):
-    session, client, errors, greenlet = pair
-    gevent.sleep(0)
-
-    greenlet.kill()
-
-    assert session.gone
-    assert client.recv(100) == b""
-    assert errors == []
-
-
 # --- requests for I/O -------------------------------------------------------------------------------------------------
 
 REQUEST = AskAuth(b"secret", "127.0.0.1", "", False)
@@ -291,18 +230,6 @@ def test_io_request_is_performed_before_more_data_is_read(requesting):
     assert session.resumed == ["yes"]
 
 
-def test_io_request_may_follow_another_one(requesting):
-    session, client, _, answer = requesting
-    session.answers = [REQUEST]
-    session.after = [[REQUEST], [Send(b"done")]]
-    answer.set("yes")
-
-    client.sendall(b"x")
-
-    assert client.recv(100) == b"done"
-    assert session.resumed == ["yes", "yes"]
-
-
 def test_session_that_closes_during_an_io_request_is_not_resumed(requesting):
     session, client, io_requests, answer = requesting
     session.answers = [REQUEST]
@@ -317,20 +244,6 @@ def test_session_that_closes_during_an_io_request_is_not_resumed(requesting):
 
     wait_until(lambda: session.gone)
     assert io_requests == [REQUEST]
-
-
-def test_compression_starts_after_the_data_sent_before_it(pair):
-    session, client, errors, _ = pair
-    session.answers = [Send(b"plain"), StartCompression(Deflate())]
-    session.after = [[Send(b"compressed")]]
-
-    client.sendall(b"x")
-
-    peer = CompressedTransport(TcpTransport(client, "server"), Deflate(), client.recv(100).removeprefix(b"plain"))
-    assert peer.recv(100) == b"compressed"
-    peer.sendall(b"back")
-    wait_until(lambda: session.received == b"xback")
-    assert (session.resumed, errors) == ([None], [])
 
 
 def test_data_sent_while_compression_starts_is_compressed(pair):
@@ -383,57 +296,6 @@ def test_data_that_cannot_be_decompressed_ends_the_input(pair):
 # --- effects of faults, states ----------------------------------------------------------------------------------------
 
 
-def test_wait_resumes_the_session_after_the_time(pair, clock):
-    session, client, _, _ = pair
-    session.answers = [Wait(5.0)]
-    session.after = [[Send(b"done")]]
-    client.sendall(b"x")
-    wait_until(lambda: session.received)
-    session.pumped = [Send(b"news ")]
-    session.wake()
-    assert client.recv(100) == b"news "
-
-    clock.advance(4.9)
-    assert session.resumed == []
-    clock.advance(0.1)
-
-    assert client.recv(100) == b"done"
-
-
-def test_reset_sends_queued_data_first(clock):
-    ours, theirs = socket.socketpair()
-    resets = []
-    stack = TransportStack(TcpTransport(ours, "client"), clock, reset=lambda: resets.append(True))
-    connection = Connection(stack, clock, Script, print)
-    greenlet = gevent.spawn(connection.run)
-    connection.session.answers = [Send(b"bye"), Reset()]
-
-    theirs.sendall(b"x")
-
-    assert theirs.recv(100) == b"bye"
-    assert theirs.recv(100) == b""
-    greenlet.join(timeout=10)
-    assert resets == [True]
-    theirs.close()
-
-
-def test_processing_delay_is_before_the_session(clock):
-    ours, theirs = socket.socketpair()
-    connection = Connection(
-        TransportStack(TcpTransport(ours, "client"), clock), clock, Script, print, processing_delay=5.0
-    )
-    greenlet = gevent.spawn(connection.run)
-    theirs.sendall(b"x")
-    clock.advance(4.9)
-    assert connection.session.received == b""
-
-    clock.advance(0.1)
-
-    assert connection.session.received == b"x"
-    greenlet.kill()
-    theirs.close()
-
-
 def test_close_waits_for_a_client_that_does_not_read_for_five_seconds(clock):
     ours, theirs = socket.socketpair()
     connection = Connection(TransportStack(TcpTransport(ours, "client"), clock), clock, Script, print)
@@ -471,14 +333,6 @@ def secured(ends, server_context, client_context):
     return stack, client
 
 
-def test_stack_compresses_on_tcp(ends):
-    stack = TransportStack(ends[0], RealClock())
-
-    assert stack.start(StartCompression(Snappy())) is None
-
-    exchange(stack.top, CompressedTransport(ends[1], Snappy()))
-
-
 def test_second_compression_replaces_the_first(secured):
     stack, client = secured
     stack.start(StartCompression(Snappy()))
@@ -512,16 +366,6 @@ def test_handshake_times_out_after_five_seconds(ends, server_context):
     assert starting.get(timeout=10) == TlsFailed("i/o timeout")
     stack.top.sendall(b"in clear")
     assert ends[1].recv(100) == b"in clear"
-
-
-def test_close_of_the_stack_closes_tcp(secured):
-    stack, client = secured
-
-    stack.close()
-
-    assert client.recv(100) == b""
-    with pytest.raises(NSQConnectionClosed):
-        stack.top.recv(100)
 
 
 # --- half-closed clients ----------------------------------------------------------------------------------------------

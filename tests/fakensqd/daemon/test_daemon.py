@@ -13,19 +13,6 @@ from tests.fakensqd.wire import Client, consumer, request
 from tests.helpers import wait_until
 
 
-def test_ports_are_known_after_the_start():
-    nsqd = FakeNsqd()
-    assert (nsqd.tcp_port, nsqd.running) == (0, False)
-
-    with nsqd:
-        assert nsqd.running
-        assert nsqd.tcp_address == f"127.0.0.1:{nsqd.tcp_port}"
-        assert nsqd.http_address == f"127.0.0.1:{nsqd.http_port}"
-        assert 0 not in (nsqd.tcp_port, nsqd.http_port)
-
-    assert not nsqd.running
-
-
 def test_second_start_or_stop_does_nothing():
     nsqd = FakeNsqd()
     nsqd.start()
@@ -64,11 +51,6 @@ def test_port_in_use_raises_and_leaves_no_listener(taken, tls_options):
         pass
 
 
-def test_server_without_a_certificate_has_no_https_port():
-    with FakeNsqd() as nsqd:
-        assert (nsqd.https_address, nsqd.https_port) == ("", 0)
-
-
 def test_https_port_is_the_same_after_a_stop(tls_options, client_context):
     nsqd = FakeNsqd(**tls_options)
     with nsqd:
@@ -90,17 +72,6 @@ def test_stop_closes_all_connections():
 
     assert all(client.ended() for client in clients)
     assert nsqd.sessions == []
-
-
-def test_connection_that_ends_is_removed():
-    with FakeNsqd() as nsqd:
-        client = consumer(nsqd.tcp_address)
-        assert len(nsqd.sessions) == 1
-
-        client.socket.close()
-
-        wait_until(lambda: not nsqd.sessions)
-        assert not nsqd.broker.topics["t"].channels["c"].subscribers
 
 
 def test_exception_of_a_greenlet_is_recorded():

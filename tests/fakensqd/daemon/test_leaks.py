@@ -11,7 +11,7 @@ import gevent
 import greenlet
 import pytest
 
-from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
+from fakensqd import FakeCluster, FakeNsqd
 from fakensqd.addresses import split_address
 from fakensqd.faults.relay import Relay
 from fakensqd.faults.toxics import latency, slice_bytes
@@ -19,8 +19,6 @@ from gnsq.protocol import commands
 from tests.fakensqd.wire import Client, consumer, request
 
 pytestmark = pytest.mark.slow
-
-ROUNDS = 200
 
 
 def resources():
@@ -50,19 +48,6 @@ def nothing_left():
     assert [item for item in new if isinstance(item, gevent.Greenlet) and not item.dead] == []
     # Hubs and main greenlets of threads, too. Those of the last thread are freed a moment after it.
     assert len(new) < 10
-
-
-def test_servers_in_the_callers_hub_leave_nothing(nothing_left):
-    for _ in range(ROUNDS):
-        with FakeNsqd() as nsqd:
-            pass
-    assert nsqd.errors == []
-
-
-def test_servers_on_threads_leave_nothing(nothing_left):
-    for _ in range(ROUNDS):
-        with FakeNsqd().in_thread():
-            pass
 
 
 def test_servers_with_connected_clients_leave_nothing(nothing_left):
@@ -123,12 +108,6 @@ def test_clusters_leave_nothing(nothing_left, threaded):
     for _ in range(25):
         with FakeCluster().in_thread() if threaded else FakeCluster() as cluster:
             assert len(cluster.nsqd_tcp_addresses) == 2
-
-
-def test_nsqlookupds_leave_nothing(nothing_left):
-    for _ in range(50):
-        with FakeLookupd().in_thread() as lookupd:
-            assert lookupd.running
 
 
 def test_thousand_connections_leave_nothing(many_descriptors, nothing_left):

@@ -7,9 +7,6 @@ import gevent.socket
 import pytest
 
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
-from fakensqd.faults.toxics import latency
-from gnsq import Consumer, LookupdClient
-from gnsq.errors import NSQTimeout
 from gnsq.protocol import commands
 from gnsq.protocol.frames import MESSAGE, RESPONSE, decode_message
 from tests.fakensqd.wire import Client, consumer, request
@@ -55,17 +52,6 @@ def test_ports_are_reserved_while_the_server_is_down():
         nsqd.down()
         with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
             other.bind(("127.0.0.1", nsqd.tcp_port))
-
-
-def test_stop_while_down_frees_the_ports():
-    nsqd = FakeNsqd()
-    nsqd.start()
-    nsqd.down()
-
-    nsqd.stop()
-
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", nsqd.tcp_port))
 
 
 def test_down_and_up_are_also_about_https(tls_options, client_context):
@@ -194,26 +180,6 @@ def test_stop_reading_accepts_connections_and_answers_none(nsqd, clock):
     assert [before.frame(), before.frame()] == [HEARTBEAT, OK]
 
 
-def test_clearing_the_link_does_not_resume_reading(nsqd, clock):
-    nsqd.stop_reading()
-    nsqd.link.clear()
-    client = Client(nsqd.tcp_address)
-    client.send(commands.publish("t", b"x"))
-    clock.advance(0)
-    assert nsqd.broker.topics == {}
-
-
-def test_nsqlookupd_that_does_not_read_makes_our_client_time_out():
-    with FakeLookupd() as lookupd:
-        # Imports modules, which is not part of the timeout below.
-        assert LookupdClient.from_url(lookupd.http_address).topics() == {"topics": []}
-        lookupd.stop_reading()
-        with pytest.raises(NSQTimeout):
-            LookupdClient.from_url(lookupd.http_address, timeout=0.1).topics()
-        lookupd.resume_reading()
-        assert LookupdClient.from_url(lookupd.http_address).topics() == {"topics": []}
-
-
 def test_stop_while_reading_is_stopped():
     with FakeNsqd() as nsqd:
         nsqd.stop_reading()
@@ -225,26 +191,6 @@ def test_stop_while_reading_is_stopped():
 
 
 # --- heartbeats -------------------------------------------------------------------------------------------------------
-
-
-def test_consumer_reconnects_after_paused_heartbeats(nsqd, clock):
-    got = []
-    with Consumer(
-        "t", "c", nsqd.tcp_address, message_handler=lambda _, message: got.append(message.body), clock=clock
-    ) as client:
-        clock.advance(200.0)
-        assert nsqd.link.connections == 1
-
-        nsqd.pause_heartbeats()
-        # The last one came at 180.
-        clock.advance(41.0)
-        assert not client.stats().connections
-        nsqd.resume_heartbeats()
-        clock.advance(30.0)
-
-        assert nsqd.link.connections == 2
-        nsqd.broker.topics["t"].publish([b"x"], nsqd.now())
-        wait_until(lambda: got == [b"x"])
 
 
 def test_silent_clients_stay_connected_while_heartbeats_are_paused(nsqd, clock):
@@ -290,28 +236,6 @@ def test_processing_delay_delays_commands_and_requests(nsqd, clock):
     assert client.frame() == OK
 
 
-def test_processing_delay_adds_to_the_delay_of_the_link(nsqd, clock):
-    nsqd.set_processing_delay(3.0)
-    nsqd.link.add(latency(1.0), upstream=True)
-    client = Client(nsqd.tcp_address)
-    client.send(commands.publish("t", b"x"))
-
-    clock.advance(3.9)
-    assert nsqd.broker.topics == {}
-    clock.advance(0.1)
-    assert client.frame() == OK
-
-
 def test_negative_processing_delay_is_refused(nsqd):
     with pytest.raises(ValueError, match="seconds -1 must be 0 or more"):
         nsqd.set_processing_delay(-1)
-
-
-def test_server_on_a_thread_goes_down_and_up():
-    with FakeNsqd().in_thread() as nsqd, socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
-        nsqd.down()
-        assert sock.recv(100) == b""
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10)
-        nsqd.up()
-        socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10).close()

@@ -102,10 +102,3 @@ def test_function_of_the_user_is_encoded_as_its_name():
 
     assert (described["actions"], described["body"], described["executed"]) == ([{"action": "mine"}], "x", True)
     assert rule.name == "on.http('/pub', body=b'x', where=callable, executed=True), mine"
-
-
-@pytest.mark.parametrize("times", ["always", {"always": True}, {"every": 2, "after": 1}, {"sometimes": 0.5}])
-def test_times_are_decoded_from_json(times):
-    (rule,) = decode_rules({"on": "command", "times": times, "actions": [{"action": "drop"}]})
-
-    assert rule.match.times.is_unbounded

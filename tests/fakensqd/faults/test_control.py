@@ -7,7 +7,7 @@ import gevent
 import pytest
 
 import gnsq
-from fakensqd import FakeCluster, FakeLookupd, FakeNsqd, Scenario, faults, on
+from fakensqd import FakeCluster, FakeLookupd, FakeNsqd, Scenario, on
 from fakensqd.faults import (
     corrupt,
     delay,
@@ -22,7 +22,6 @@ from fakensqd.faults import (
     reset,
 )
 from fakensqd.faults.control import RuleNeverActed
-from gnsq.errors import NSQFrameError, NSQSocketError
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, decode_message, encode_frame
 from tests.fakensqd.wire import Client, consumer
@@ -102,22 +101,6 @@ def test_corrupt_changes_a_body_before_it_is_stored(nsqd, client):
     assert [client.frame(), client.frame()] == [OK, OK]
     reader = consumer(nsqd.tcp_address, ready=2)
     assert [body(reader.frame()), body(reader.frame())] == [b"\x9dody", b"another"]
-
-
-@pytest.mark.parametrize(
-    ("point", "action", "seen"),
-    [
-        pytest.param(on.reply, corrupt("size"), NSQFrameError, id="negative size"),
-        pytest.param(on.command, reset(), NSQSocketError, id="reset"),
-    ],
-)
-def test_rule_is_seen_as_a_broken_connection(nsqd, client, point, action, seen):
-    nsqd.add(point("PUB"), action)
-
-    client.send(PUB)
-
-    with pytest.raises(seen):
-        client.frame()
 
 
 def test_function_of_the_user_is_an_action(nsqd, client):
@@ -343,12 +326,6 @@ def test_scenario_arms_its_rules_one_after_the_other(nsqd, client):
     assert client.ended()
 
 
-def test_public_names_of_faults_are_loaded():
-    assert all(getattr(faults, name) for name in faults.__all__)
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = faults.nothing
-
-
 def test_rule_for_an_event_that_the_server_does_not_have_is_refused():
     with pytest.raises(ValueError, match="FakeLookupd has no PUB"):
         FakeLookupd().add(on.command("PUB"), drop())
@@ -440,6 +417,3 @@ def test_unfired_rule_of_a_cluster_is_told_once_after_all_servers_are_stopped():
 
     assert str(caught.value) == "rule never acted: on.reply('PUB'), drop(): nothing of that kind happened"
     assert not any(server.running for server in (*cluster.nsqds, *cluster.lookupds))
-
-
-# --- gnsq's client ----------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import sys
 
 import gevent
 import pytest
@@ -14,8 +13,7 @@ from fakensqd.faults import answer, corrupt, delay, disconnect, drop, reset
 from fakensqd.faults.toxics import stall
 from gnsq.errors import NSQSocketError
 from gnsq.protocol import commands
-from tests.fakensqd.programs import run_command
-from tests.fakensqd.wire import Client, consumer, request
+from tests.fakensqd.wire import Client, request
 from tests.helpers import wait_until
 
 HEARTBEAT = (0, b"_heartbeat_")
@@ -181,33 +179,6 @@ def test_port_of_faults_is_the_same_after_a_second_start():
         assert faults(nsqd) == {"rules": []}
 
 
-def test_port_of_faults_in_use_is_named_and_other_ports_are_closed():
-    with FakeNsqd(faults_over_http=True) as one:
-        two = FakeNsqd(faults_over_http=True, faults_http_address=one.faults_http_address)
-        with pytest.raises(OSError, match=f"Address already in use: '{one.faults_http_address}'"):
-            two.start()
-        for address in (two.tcp_address, two.http_address):
-            with pytest.raises(ConnectionRefusedError):
-                request(address, "GET", "/ping")
-
-
-@pytest.mark.subprocess
-def test_other_process_adds_a_rule():
-    code = (
-        "import json, sys, urllib.request\n"
-        "rule = {'on': 'command', 'kind': 'PUB', 'actions': [{'action': 'error', 'code': 'E_PUB_FAILED'}]}\n"
-        "url = 'http://%s/faults' % sys.argv[1]\n"
-        "print(json.load(urllib.request.urlopen(url, json.dumps(rule).encode(), timeout=10)))\n"
-    )
-    with FakeNsqd(faults_over_http=True).in_thread() as nsqd:
-        done = run_command(sys.executable, "-c", code, nsqd.http_address)
-        client = Client(nsqd.tcp_address)
-        client.send(commands.publish("t", b"x"))
-
-        assert done.stdout == "{'id': 1}\n"
-        assert client.frame()[1] == b"E_PUB_FAILED PUB failed exiting"
-
-
 # --- toxics -----------------------------------------------------------------------------------------------------------
 
 TOXICS = [
@@ -228,17 +199,6 @@ def test_toxic_is_added_listed_and_removed(nsqd, document, shown):
     assert faults(nsqd, path="/toxics") == {"toxics": [{"id": 1, "toxic": document["toxic"], **shown}]}
     assert faults(nsqd, "DELETE", path="/toxics", query="?id=1") == {}
     assert faults(nsqd, path="/toxics") == {"toxics": []}
-
-
-def test_toxic_applies_to_open_connections(nsqd, clock):
-    client = Client(nsqd.tcp_address)
-    faults(nsqd, "POST", {"toxic": "latency", "seconds": 2, "upstream": True}, path="/toxics")
-    client.send(commands.publish("t", b"x"))
-
-    clock.advance(1.9)
-    assert nsqd.depth("t") == 0
-    clock.advance(0.1)
-    assert client.frame() == (0, b"OK")
 
 
 def test_delete_without_id_removes_all_toxics(nsqd):
@@ -330,14 +290,6 @@ def test_restart_over_http(nsqd, arguments, depth):
     assert nsqd.depth("t") == depth
 
 
-def test_reset_over_http(nsqd):
-    nsqd.publish("t", b"x")
-    state(nsqd, "stop_reading")
-
-    assert state(nsqd, "reset") == USUAL
-    assert nsqd.messages("t") == []
-
-
 def test_reset_over_http_tells_of_rules_that_never_acted(nsqd):
     rule = {"on": "command", "kind": "PUB", "actions": [{"action": "drop"}]}
     faults(nsqd, "POST", rule)
@@ -359,27 +311,6 @@ def test_daemon_that_does_not_read_is_controlled_on_both_ports(nsqd, over):
 
     assert faults(nsqd, "POST", path="/resume_reading", over=over) == USUAL
     assert (client.frame(), pinging.get(timeout=10)) == ((0, b"OK"), "OK")
-
-
-def test_heartbeats_are_paused_and_resumed_over_http(nsqd, clock):
-    client = consumer(nsqd.tcp_address)
-    assert state(nsqd, "pause_heartbeats") == USUAL | {"pause_heartbeats": True}
-    clock.advance(35.0)
-
-    assert state(nsqd, "resume_heartbeats") == USUAL
-    assert client.frame() == HEARTBEAT
-
-
-def test_daemon_with_a_processing_delay_is_controlled_at_once(nsqd, clock):
-    client = Client(nsqd.tcp_address)
-    assert state(nsqd, "set_processing_delay", seconds=3) == USUAL | {"processing_delay": 3.0}
-    client.send(commands.publish("t", b"x"))
-    clock.advance(2.9)
-    assert nsqd.depth("t") == 0
-
-    assert faults(nsqd, "POST", {"seconds": 0}, path="/set_processing_delay", over="http_address") == USUAL
-    clock.advance(0.1)
-    assert client.frame() == (0, b"OK")
 
 
 def test_nsqlookupd_has_no_heartbeat_states():
@@ -466,14 +397,6 @@ def test_up_names_a_port_that_is_in_use(nsqd):
         assert state(nsqd, "up")["message"].startswith("[Errno 98] Address already in use: ")
 
     assert state(nsqd, "up") == USUAL
-
-
-def test_stop_while_down_releases_the_ports():
-    with FakeNsqd(faults_over_http=True) as nsqd:
-        state(nsqd, "down")
-
-    with pytest.raises(ConnectionRefusedError):
-        faults(nsqd)
 
 
 def publish(nsqd, target="/pub?topic=t", body=b"x"):
@@ -568,12 +491,3 @@ def test_bodies_published_over_http_are_recorded(nsqd, target, body, bodies):
     publish(nsqd, target, body)
 
     assert nsqd.transcript.published("t") == bodies
-
-
-def test_rule_acts_on_a_request_to_nsqlookupd():
-    with FakeLookupd(record=True) as lookupd:
-        lookupd.add(on.http("/lookup", topic="t"), answer(500, b'{"message":"INTERNAL_ERROR"}'))
-
-        assert request(lookupd.http_address, "GET", "/lookup?topic=u") == {"message": "TOPIC_NOT_FOUND"}
-        assert request(lookupd.http_address, "GET", "/lookup?topic=t") == {"message": "INTERNAL_ERROR"}
-        assert lookupd.unfired() == []

@@ -1,13 +1,11 @@
 """Sessions under rules, and the order and time of their output."""
 
-import math
-
 import gevent
 import pytest
 
 from fakensqd import FakeAuthServer, FakeNsqd, on
 from fakensqd.clock import ManualClock
-from fakensqd.effects import Close, ExpireMessage, Reset, Send, Wait
+from fakensqd.effects import Close, Reset, Send, Wait
 from fakensqd.faults import Rule, delay, drop
 from fakensqd.faults.control import FaultControl
 from fakensqd.faults.interceptor import OutputScheduler
@@ -138,13 +136,6 @@ def test_session_is_not_intercepted_after_the_last_rule():
 # --- order and time of output -----------------------------------------------------------------------------------------
 
 
-def test_ready_output_is_joined():
-    scheduler = OutputScheduler()
-    scheduler.put([Send(b"a"), ExpireMessage(b"id"), Send(b"b")], 0.0)
-
-    assert (scheduler.due, scheduler.take(0.0)) == (math.inf, [Send(b"ab")])
-
-
 def test_wait_delays_all_later_output():
     scheduler = OutputScheduler()
     scheduler.put([Send(b"a"), Wait(1.0), Send(b"b")], 0.0)
@@ -155,15 +146,6 @@ def test_wait_delays_all_later_output():
     assert scheduler.take(1.0) == [Send(b"bc")]
     assert scheduler.due == 2.0
     assert scheduler.take(2.0) == [Close()]
-
-
-def test_send_later_is_overtaken():
-    scheduler = OutputScheduler()
-    scheduler.put([Send(b"a", 1.0), Send(b"b")], 0.0)
-
-    assert scheduler.take(0.0) == [Send(b"b")]
-    assert scheduler.due == 1.0
-    assert scheduler.take(1.0) == [Send(b"a")]
 
 
 def test_send_after_next_is_sent_with_the_next_frame():

@@ -1,22 +1,17 @@
 """Toxics on a link: on one transport, on a server, and between a server and gnsq's clients."""
 
 import gc
-import socket
 
 import gevent
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.clock import RealClock
 from fakensqd.faults.link import Link
-from fakensqd.faults.toxics import corrupt_bytes, latency, limit_bytes, reset, slice_bytes, stall
+from fakensqd.faults.toxics import corrupt_bytes, latency, reset, slice_bytes, stall
 from gnsq import Consumer, Producer
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
-from gnsq.nsqd.connection import Connection
-from gnsq.options import ConnectionOptions
-from gnsq.protocol import commands
-from gnsq.protocol.frames import MESSAGE, RESPONSE
-from tests.fakensqd.wire import Client, request
+from gnsq.protocol.frames import RESPONSE
+from tests.fakensqd.wire import Client
 from tests.helpers import MemoryTransport, wait_until
 
 OK = (RESPONSE, b"OK")
@@ -284,54 +279,7 @@ def test_clear_leaves_kept_toxics(wrapped, clock):
     kept.remove()
 
 
-def test_same_seed_corrupts_the_same_bytes():
-    def corrupted(seed):
-        link = Link(RealClock(), seed)
-        link.add(corrupt_bytes(0.5))
-        transports = [link.wrap(MemoryTransport(bytes(50)), lambda: None) for _ in range(2)]
-        data = [transport.recv(100) for transport in transports]
-        link.abort()
-        return data
-
-    assert corrupted(7) == corrupted(7) != corrupted(8)
-    assert corrupted(7)[0] != corrupted(7)[1]
-    assert repr(Link(RealClock(), 7)) == "<Link seed=7 toxics=[]>"
-    assert Link(RealClock()).seed != Link(RealClock()).seed
-
-
 # --- on a server ------------------------------------------------------------------------------------------------------
-
-
-def test_latency_applies_to_both_directions_of_a_server(nsqd, clock):
-    client = Client(nsqd.tcp_address)
-    with nsqd.link.add(latency(0.2)):
-        client.send(commands.publish("t", b"x"))
-        clock.advance(0.1)
-        assert nsqd.broker.topics == {}
-        clock.advance(0.1)
-        assert nsqd.broker.topics["t"].depth == 1
-        clock.advance(0.2)
-        assert client.frame() == OK
-
-
-def test_fatal_error_is_delivered_before_the_connection_ends(nsqd, clock):
-    nsqd.link.add(latency(0.2))
-    client = Client(nsqd.tcp_address)
-    client.send(b"FOO\n")
-    clock.advance(0.5)
-
-    assert client.frame() == (1, b"E_INVALID invalid command FOO")
-    assert client.ended()
-    wait_until(lambda: not nsqd.sessions)
-
-
-def test_limit_bytes_ends_the_stream_of_a_client(nsqd):
-    nsqd.link.add(limit_bytes(13), upstream=False)
-    client = Client(nsqd.tcp_address)
-    client.send(commands.publish("t", b"x") * 2)
-
-    assert client.frame() == OK
-    assert client.ended()
 
 
 def test_stop_does_not_wait_for_a_stalled_link(nsqd, clock):
@@ -343,28 +291,6 @@ def test_stop_does_not_wait_for_a_stalled_link(nsqd, clock):
     nsqd.stop()
 
     assert client.ended()
-
-
-def test_toxic_of_a_server_on_a_thread_applies_to_blocking_code():
-    with FakeNsqd().in_thread() as nsqd:
-        nsqd.link.add(limit_bytes(3), upstream=False)
-        with socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
-            sock.sendall(b"  V2FOO\n")
-            assert sock.recv(100) == b"\0\0\0"
-            assert sock.recv(100) == b""
-
-
-def test_messages_are_delivered_in_late_slices(nsqd, clock):
-    nsqd.link.add(slice_bytes(7, variation=6))
-    nsqd.link.add(latency(0.05, jitter=0.05))
-    client = Client(nsqd.tcp_address)
-    client.send(commands.subscribe("t", "c") + commands.ready(100) + commands.multipublish("t", [b"m"] * 50))
-    clock.advance(30.0)
-
-    kinds = [client.frame()[0] for _ in range(52)]
-
-    assert sorted(kinds) == [RESPONSE] * 2 + [MESSAGE] * 50
-    assert request(nsqd.http_address, "GET", "/ping") == "OK"
 
 
 STACKS = [
@@ -400,53 +326,3 @@ def test_client_works_with_single_bytes_through_each_transport_stack(certificate
 
     assert sorted(got) == sorted(bodies)
     assert nsqd.errors == []
-
-
-def test_client_closes_a_stalled_connection_without_heartbeats(nsqd, clock):
-    host, port = nsqd.tcp_address.split(":")
-    connection = Connection(host, int(port), ConnectionOptions(heartbeat_interval=30.0), clock)
-    connection.open()
-    clock.advance(300.0)
-    assert connection.is_open
-
-    with nsqd.link.add(stall(), upstream=False):
-        clock.advance(45.0)
-        assert connection.is_open
-        clock.advance(45.0)
-        assert connection.wait_closed(10)
-
-    assert "no word from nsqd for" in str(connection.error)
-
-
-def test_consumer_reconnects_after_a_reset_inside_a_frame(nsqd, clock):
-    got = []
-    nsqd.broker.ensure_topic("t").publish([b"x" * 1000], 0.0)
-    # After the replies to IDENTIFY and SUB: inside the message.
-    nsqd.link.add(reset(after=700), upstream=False, connection=1)
-    with Consumer(
-        "t", "c", nsqd.tcp_address, message_handler=lambda _, message: got.append(message.attempts), clock=clock
-    ) as client:
-        wait_until(lambda: nsqd.link.connections == 1 and not client.stats().connections)
-        assert got == []
-
-        clock.advance(60.0)
-
-        assert nsqd.link.connections == 2
-        wait_until(lambda: got == [2])
-
-
-def test_consumer_reconnects_after_a_corrupted_frame(nsqd, clock):
-    got = []
-    channel = nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
-    with Consumer(
-        "t", "c", nsqd.tcp_address, message_handler=lambda _, message: got.append(message.body), clock=clock
-    ) as client:
-        # The first byte of the frame type.
-        nsqd.link.add(corrupt_bytes(at=(4,)), upstream=False, connection=1)
-        nsqd.broker.topics["t"].publish([b"x"], 0.0)
-        wait_until(lambda: not client.stats().connections)
-        assert channel.in_flight_count == 1
-
-        clock.advance(61.0)
-
-        wait_until(lambda: got == [b"x"])

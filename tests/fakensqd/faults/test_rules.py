@@ -155,16 +155,6 @@ def test_scenario_arms_one_rule_after_the_other():
     assert names(faults, "FIN", "FIN", "PUB") == ["b", "b", "c"]
 
 
-def test_removed_rule_does_not_fire():
-    faults = FaultControl("FakeNsqd", NSQD, seed=1)
-    rule = Rule(on.command("PUB").always(), drop(), name="a")
-    faults.add([rule], 0.0)
-    faults.remove([rule])
-
-    assert names(faults, "PUB") == [None]
-    assert faults.sequences == {}
-
-
 def test_explanation_has_the_nearest_event():
     faults = FaultControl("FakeNsqd", NSQD, seed=1)
     first = Rule(on.command("PUB", topic="t").nth(2), drop(), name="first")

@@ -36,14 +36,6 @@ def post(server, target):
     return request(server.http_address, "POST", target)
 
 
-def test_nsqd_identifies_itself_to_nsqlookupd(nsqd, lookupd):
-    (node,) = nodes(lookupd)
-
-    assert node["tcp_port"] == nsqd.tcp_port
-    assert node["http_port"] == nsqd.http_port
-    assert (node["broadcast_address"], node["version"]) == ("127.0.0.1", "1.3.0")
-
-
 def test_broadcast_ports_are_registered(lookupd):
     options = {"broadcast_tcp_port": 1, "broadcast_http_port": 2}
     with FakeNsqd(lookupd_tcp_addresses=[lookupd.tcp_address], **options):
@@ -93,21 +85,6 @@ def test_nsqd_pings_and_reconnects_to_nsqlookupd(nsqd, lookupd, clock):
         return nodes(lookupd) and lookup(lookupd) == ([], 1)
 
     wait_until(back)
-
-
-def test_registration_reconnects_to_nsqlookupd(nsqd, lookupd):
-    lookupd.stop()
-    lookupd.start()
-
-    post(nsqd, "/topic/create?topic=t")
-    post(nsqd, "/topic/create?topic=u")
-
-    wait_until(lambda: len(nodes(lookupd)) == 1)
-
-
-def test_lookupd_tcp_addresses_may_be_one_string(lookupd):
-    with FakeNsqd(lookupd_tcp_addresses=lookupd.tcp_address):
-        wait_until(lambda: nodes(lookupd))
 
 
 def test_malformed_lookupd_address_is_logged(nsqd):

@@ -5,12 +5,9 @@ import pytest
 from gevent import socket
 
 from fakensqd import FakeLookupd, FakeNsqd, on
-from fakensqd.effects import Close, Send
-from fakensqd.faults import corrupt, delay, disconnect, drop, duplicate, error, expire_message, inject, reorder, reset
-from fakensqd.faults.control import FaultControl
-from fakensqd.faults.json_rules import decode_rules
-from fakensqd.lookupd.registry import Key, Registry
-from fakensqd.lookupd.session import LOOKUPD, LookupdSession
+from fakensqd.effects import Send
+from fakensqd.faults import corrupt, delay, disconnect, drop, duplicate, error, expire_message, inject, reorder
+from fakensqd.lookupd.registry import Key
 from tests.fakensqd.lookupd.test_session import identify
 from tests.fakensqd.wire import Client, request
 from tests.helpers import wait_until
@@ -109,14 +106,6 @@ def test_fault_acts_on_a_registration(lookupd, nsqd, point, action, answers, end
     assert lookupd.unfired() == []
 
 
-def test_body_is_corrupted_before_nsqlookupd_reads_it(lookupd):
-    lookupd.add(on.command("IDENTIFY"), corrupt("body", b"nope"))
-    nsqd = Nsqd(lookupd)
-
-    assert nsqd.answer() == b"E_BAD_BODY IDENTIFY failed to decode JSON body"
-    assert nsqd.answer() == b""
-
-
 def test_delayed_response_delays_those_after_it(lookupd, nsqd, clock):
     lookupd.add(on.reply("REGISTER"), delay(0.5))
     lookupd.add(on.command("PING"), delay(0.5))
@@ -128,16 +117,6 @@ def test_delayed_response_delays_those_after_it(lookupd, nsqd, clock):
     clock.advance(1.0)
 
     assert [nsqd.answer(), nsqd.answer()] == [OK, OK]
-
-
-def test_rule_applies_to_open_connections(clock):
-    with FakeLookupd(clock=clock) as lookupd:
-        nsqd = Nsqd(lookupd)
-        nsqd.answer()
-        with lookupd.add(on.command("PING"), reset()):
-            nsqd.send(b"PING\n")
-            with pytest.raises(ConnectionResetError):
-                nsqd.answer()
 
 
 def test_fake_nsqd_registers_again_when_its_connection_was_cut(lookupd, clock):
@@ -166,38 +145,6 @@ OTHERS = [
 def test_rule_for_events_that_nsqlookupd_does_not_have_is_refused(match, action, words):
     with pytest.raises(ValueError, match=words):
         FakeLookupd().add(match, action)
-
-
-def test_rule_over_http_may_name_commands_of_nsqlookupd():
-    (rule,) = decode_rules({"on": "command", "kind": "UNREGISTER", "actions": [{"action": "drop"}]})
-
-    assert rule.match.kind == "UNREGISTER"
-
-
-RECEIVED = [
-    pytest.param(b"  V1" + identify() + b"REGISTER t c\nPING\nFOO\n", id="unknown"),
-    pytest.param(b"  V1" + identify() + identify(), id="IDENTIFY again"),
-    pytest.param(b"  V1IDENTIFY\n\0\0\0\0", id="an empty body"),
-    pytest.param(b"  V1IDENTIFY\n\xff\xff\xff\xff", id="a negative size"),
-    pytest.param(b"  V1IDENTIFY\n\0\0\0\4no", id="a body that ends early"),
-    pytest.param(b"  V1 PING \r\nREGISTER", id="a line that ends early"),
-]
-
-
-@pytest.mark.parametrize("received", RECEIVED)
-def test_intercepted_session_behaves_as_without_faults(received):
-    def output(pieces, *, intercepted):
-        session = LookupdSession(Registry(), remote_address="h:1", identity=dict)
-        if intercepted:
-            session.attach(FaultControl("FakeLookupd", LOOKUPD, record=True), 1)
-        effects = [effect for piece in pieces for effect in session.receive(piece, 0.0)]
-        effects += [*session.pump(0.0), *session.end_of_input(0.0)]
-        return b"".join(effect.data for effect in effects if isinstance(effect, Send)), Close() in effects
-
-    expected = output([received], intercepted=False)
-
-    assert output([received], intercepted=True) == expected
-    assert output([received[index : index + 1] for index in range(len(received))], intercepted=True) == expected
 
 
 def test_half_closed_client_reads_delayed_responses(lookupd, clock):

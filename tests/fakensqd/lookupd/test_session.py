@@ -58,22 +58,6 @@ def nsqd(registry):
     return nsqd
 
 
-@pytest.mark.parametrize(
-    ("data", "answers"),
-    [
-        (b"", []),
-        (b"PIN", []),
-        (b"IDENTIFY\n\0\0", [b"E_BAD_BODY IDENTIFY failed to read body size"]),
-        (b"IDENTIFY\n\0\0\0\4no", [b"E_BAD_BODY IDENTIFY failed to read body"]),
-    ],
-)
-def test_input_of_an_nsqd_that_ends_in_a_command(nsqd, data, answers):
-    nsqd.send(data)
-
-    assert nsqd.end() == answers
-    assert nsqd.closed
-
-
 def test_register_before_identify_is_refused(nsqd):
     assert nsqd.send(b"REGISTER t\n") == [b"E_INVALID client must IDENTIFY"]
     assert nsqd.closed

@@ -34,31 +34,6 @@ def bodies(channel, now=0.0):
     return [message.body for message in channel.deliver(Reader(), 1000, now, 60.0)]
 
 
-def test_first_channel_gets_the_messages_of_the_topic(topic):
-    topic.publish([b"a", b"b"], 0.0)
-    assert topic.depth == 2
-
-    first = topic.ensure_channel("one", 1.0)
-    second = topic.ensure_channel("two", 1.0)
-    topic.publish([b"c"], 2.0)
-
-    assert topic.depth == 0
-    assert bodies(first) == [b"a", b"b", b"c"]
-    assert bodies(second) == [b"c"]
-
-
-def test_channels_get_copies_with_the_same_id_and_timestamp(topic):
-    one, two = topic.ensure_channel("one", 0.0), topic.ensure_channel("two", 0.0)
-    topic.publish([b"a"], 0.0)
-
-    (first,) = one.deliver(Reader(), 1, 0.0, 60.0)
-    (second,) = two.deliver(Reader(), 1, 0.0, 60.0)
-
-    assert first is not second
-    assert (first.id, first.timestamp, first.body) == (second.id, second.timestamp, second.body)
-    assert (first.attempts, second.attempts) == (1, 1)
-
-
 def test_timestamps_of_messages_are_wall_clock():
     broker = Broker(epoch_ns=10**18)
     topic = broker.ensure_topic("t")
@@ -82,40 +57,6 @@ def test_delay_begins_when_the_channel_gets_the_message(topic):
     assert bodies(channel) == [b"now"]
     topic._broker.expire(15.0)
     assert bodies(channel) == [b"late"]
-
-
-def test_paused_topic_keeps_messages_and_its_channels_still_deliver(topic):
-    channel = topic.ensure_channel("c", 0.0)
-    topic.publish([b"a"], 0.0)
-
-    topic.set_paused(True, 1.0)
-    topic.publish([b"b"], 1.0)
-
-    assert (topic.depth, channel.depth) == (1, 1)
-    topic.set_paused(False, 2.0)
-    assert bodies(channel) == [b"a", b"b"]
-
-
-def test_topic_that_is_not_started_keeps_messages(topic):
-    channel = topic.ensure_channel("c", 0.0)
-    topic.set_started(False, 0.0)
-    topic.publish([b"a"], 0.0)
-    assert (topic.depth, channel.depth) == (1, 0)
-
-    topic.set_started(True, 0.0)
-
-    assert (topic.depth, channel.depth) == (0, 1)
-
-
-def test_emptied_topic_leaves_the_messages_of_its_channels(topic):
-    channel = topic.ensure_channel("c", 0.0)
-    topic.publish([b"a"], 0.0)
-    topic.set_paused(True, 0.0)
-    topic.publish([b"b"], 0.0)
-
-    topic.empty()
-
-    assert (topic.depth, channel.depth) == (0, 1)
 
 
 def test_messages_beyond_mem_queue_size_are_on_disk_or_dropped():
@@ -148,51 +89,6 @@ def test_broker_events_name_new_and_deleted_topics_and_channels(broker, events_s
         ("-", "t", None),
         ("-", "t", "d"),
     ]
-    assert broker.topics == {}
-
-
-def test_deleted_topic_closes_the_connections_of_subscribers(broker, topic):
-    readers = [Reader(), Reader()]
-    for name, reader in zip(("one", "two"), readers, strict=True):
-        topic.ensure_channel(name, 0.0).add(reader)
-
-    topic.delete_channel("one")
-    assert [reader.calls[-1:] for reader in readers] == [["closed"], []]
-
-    broker.delete_topic("t")
-    assert readers[1].calls[-1] == "closed"
-
-
-def test_deleting_an_unknown_name_raises(broker, topic):
-    with pytest.raises(KeyError):
-        broker.delete_topic("other")
-    with pytest.raises(KeyError):
-        topic.delete_channel("other")
-
-
-def test_ephemeral_channel_is_deleted_with_its_last_subscriber(topic):
-    channel = topic.ensure_channel("c#ephemeral", 0.0)
-    readers = [Reader(), Reader()]
-    for reader in readers:
-        channel.add(reader)
-
-    topic.leave_channel(channel, readers[0])
-    assert "c#ephemeral" in topic.channels
-
-    topic.leave_channel(channel, readers[1])
-    assert topic.channels == {}
-
-
-def test_ephemeral_topic_is_deleted_with_its_last_channel(broker):
-    topic = broker.ensure_topic("t#ephemeral")
-    topic.publish([b"a"], 0.0)
-    topic.ensure_channel("one", 0.0)
-    topic.ensure_channel("two", 0.0)
-
-    topic.delete_channel("one")
-    assert broker.topics == {"t#ephemeral": topic}
-
-    topic.delete_channel("two")
     assert broker.topics == {}
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fakensqd.message import QueuedMessage
-from fakensqd.nsqd.channel import BrokerError, BrokerEvents, Channel
+from fakensqd.nsqd.channel import BrokerEvents, Channel
 from fakensqd.options import NsqdOptions
 
 
@@ -68,16 +68,6 @@ def reader(channel):
     return subscriber
 
 
-def test_messages_are_delivered_in_order_and_count_attempts(channel, reader):
-    put(channel, 1, 2, 3)
-
-    first = channel.deliver(reader, 2, 0.0, 60.0)
-
-    assert ids(first) == [1, 2]
-    assert [item.attempts for item in first] == [1, 1]
-    assert (channel.depth, channel.in_flight_count, channel.message_count) == (1, 2, 3)
-
-
 def finish(channel, subscriber, *message_ids):
     """Finish messages; returns the ids and the texts of the errors."""
     return [(message_id, str(error)) for message_id, error in channel.finish_all(subscriber, message_ids)]
@@ -96,42 +86,6 @@ def test_messages_that_are_not_in_flight_do_not_prevent_that_others_are_finished
     assert channel.expire(1000.0) == [foreign]
 
 
-@pytest.mark.parametrize("answer", ["requeue", "touch"])
-def test_requeue_by_another_subscriber_raises(channel, reader, answer):
-    put(channel, 1)
-    (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
-    arguments = {"requeue": (0.0, 1.0), "touch": (60.0, 1.0)}[answer]
-
-    with pytest.raises(BrokerError, match=r"^client does not own message$"):
-        getattr(channel, answer)(Reader(), delivered.id, *arguments)
-
-
-def test_requeued_message_goes_to_the_end_of_the_queue(channel, reader):
-    put(channel, 1, 2)
-    (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
-
-    channel.requeue(reader, delivered.id, 0.0, 1.0)
-
-    again = channel.deliver(reader, 2, 1.0, 60.0)
-    assert ids(again) == [2, 1]
-    assert again[1].attempts == 2
-    assert channel.requeue_count == 1
-
-
-def test_requeued_message_with_a_delay_is_deferred(channel, reader):
-    put(channel, 1)
-    (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
-
-    channel.requeue(reader, delivered.id, 5.0, 1.0)
-
-    assert (channel.depth, channel.deferred_count) == (0, 1)
-    assert channel._broker.due[-1] == 6.0
-    assert channel.expire(5.9) == []
-    assert (channel.depth, channel.deferred_count) == (0, 1)
-    channel.expire(6.0)
-    assert (channel.depth, channel.deferred_count) == (1, 0)
-
-
 def test_deferred_messages_are_queued_in_the_order_of_their_times(channel, reader):
     channel.defer([message(1)], 5.0, 0.0)
     channel.defer([message(2)], 1.0, 0.0)
@@ -141,18 +95,6 @@ def test_deferred_messages_are_queued_in_the_order_of_their_times(channel, reade
 
     assert ids(channel.deliver(reader, 9, 10.0, 60.0)) == [2, 3, 1]
     assert channel.message_count == 3
-
-
-def test_timed_out_message_is_queued_and_its_owner_notified(channel, reader):
-    put(channel, 1)
-    channel.deliver(reader, 1, 0.0, 60.0)
-
-    assert ids(channel.expire(59.9)) == []
-    assert ids(channel.expire(60.0)) == [1]
-
-    assert channel.timeout_count == 1
-    assert reader.calls == ["timed out"]
-    assert ids(channel.deliver(reader, 1, 60.0, 60.0)) == [1]
 
 
 def test_owner_that_has_left_is_not_notified_of_a_timeout(channel, reader):
@@ -193,16 +135,6 @@ def test_touch_restarts_the_timeout_up_to_max_msg_timeout():
     assert channel.expire(99.9) == []
     assert ids(channel.expire(100.0)) == [1]
     assert channel.expire(1000.0) == []
-
-
-def test_message_that_is_not_sampled_is_dropped(channel, reader):
-    put(channel, 1, 2, 3)
-    chances = iter([False, True, False])
-
-    delivered = channel.deliver(reader, 3, 0.0, 60.0, lambda: next(chances))
-
-    assert ids(delivered) == [2]
-    assert (channel.depth, channel.in_flight_count) == (0, 1)
 
 
 # --- waking -----------------------------------------------------------------------------------------------------------
@@ -317,14 +249,6 @@ def test_requeued_message_goes_to_a_waiting_subscriber(channel, reader):
     assert ids(channel.deliver(other, 1, 1.0, 60.0)) == [1]
 
 
-def test_subscriber_added_while_messages_are_queued_is_woken_at_once(channel, reader):
-    put(channel, 1)
-
-    channel.add_ready(reader)
-
-    assert reader.calls == ["wake"]
-
-
 def test_subscribers_share_the_queue_of_an_unpaused_channel(channel):
     readers = [Reader(), Reader()]
     for subscriber in readers:
@@ -379,19 +303,6 @@ def test_subscriber_that_leaves_after_wake_up_wakes_another(channel, reader):
     assert other.calls == ["wake"]
 
 
-def test_paused_channel_wakes_no_subscriber_until_it_is_unpaused(channel, reader):
-    channel.add_ready(reader)
-    channel.set_paused(True)
-    reader.calls.clear()
-
-    channel.add_ready(reader)
-    put(channel, 1)
-    assert reader.calls == []
-
-    channel.set_paused(False)
-    assert reader.calls == ["wake"]
-
-
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
 
@@ -401,23 +312,3 @@ def test_durable_channel_counts_messages_beyond_mem_queue_size_as_on_disk():
     put(channel, 1, 2, 3)
 
     assert (channel.depth, channel.backend_depth) == (3, 1)
-
-
-def test_emptied_channel_drops_all_messages(channel, reader):
-    put(channel, 1, 2)
-    channel.defer([message(3)], 5.0, 0.0)
-    (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
-
-    channel.empty()
-
-    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 0)
-    assert reader.calls == ["emptied"]
-    assert channel.expire(1000.0) == []
-    assert finish(channel, reader, delivered.id) == [(delivered.id, "ID not in flight")]
-
-
-def test_closed_channel_closes_the_connections_of_subscribers(channel, reader):
-    channel.close()
-
-    assert reader.calls == ["emptied", "closed"]
-    assert channel.subscribers == {}

@@ -11,7 +11,7 @@ from fakensqd.nsqd.http import nsqd_application, tls_required_application
 from fakensqd.options import NsqdOptions
 from fakensqd.router import Request
 from gnsq.protocol.commands import multipublish_body
-from tests.fakensqd.wire import call, environ, request
+from tests.fakensqd.wire import call, environ
 
 
 class Facts:
@@ -115,14 +115,6 @@ def test_config_has_the_options_of_nsqd(api, name, value):
     assert api("GET", f"/config/{name}") == (200, value)
 
 
-def test_config_of_required_tls(server):
-    server.options = NsqdOptions(tls_cert="c", tls_key="k", tls_required="tcp-https", tls_min_version="tls1.2")
-    application = nsqd_application(server)
-
-    assert call(application, "GET", "/config/tls_required")[2] == b"1"
-    assert call(application, "GET", "/config/tls_min_version")[2] == b"771"
-
-
 def test_config_changes_log_level_and_nsqlookupds(api, server):
     assert api("PUT", "/config/log_level", b"DEBUG") == (200, "1")
     assert api("GET", "/config/log_level") == (200, "1")
@@ -145,14 +137,6 @@ def test_config_changes_log_level_and_nsqlookupds(api, server):
 )
 def test_config_refuses_bad_values(api, name, body, answer):
     assert api("PUT", f"/config/{name}", body) == answer
-
-
-def test_config_refuses_a_list_that_is_nested_too_deeply(fakensqd):
-    deep = b"[" * 100_000
-
-    assert request(fakensqd.http_address, "PUT", "/config/nsqlookupd_tcp_addresses", deep) == {
-        "message": "INVALID_VALUE"
-    }
 
 
 def test_bytes_after_binary_messages_are_not_read(server):

@@ -2,9 +2,7 @@
 
 import json
 
-import pytest
-
-from fakensqd.effects import AskAuth, Close, Send, StartCompression, StartTLS, TlsEstablished
+from fakensqd.effects import AskAuth, Close, Send, TlsEstablished
 from fakensqd.nsqd.auth import Authorization, Grant
 from fakensqd.nsqd.broker import Broker
 from fakensqd.nsqd.identify import Settings, decode_identify
@@ -72,23 +70,6 @@ def identified(settings=DEFAULT, **asked):
     return settings.updated(decode_identify(json.dumps(asked).encode(), OPTIONS), OPTIONS)
 
 
-def test_unknown_fields_of_a_body_are_ignored():
-    asked = decode_identify(
-        b'{"client_id": "me", "heartbeat_interval": 1000, "feature_negotiation": true, "x": 1}', NsqdOptions()
-    )
-
-    assert {name: value for name, value in asked.items() if value} == {
-        "client_id": "me",
-        "heartbeat_interval": 1000,
-        "feature_negotiation": True,
-    }
-
-
-def test_msg_timeout_of_minus_one_is_refused():
-    with pytest.raises(ValueError, match=r"^msg timeout \(-1\) is invalid$"):
-        identified(msg_timeout=-1)
-
-
 def test_second_identify_keeps_settings_that_it_does_not_name():
     settings = identified(identified(msg_timeout=5000), heartbeat_interval=2000)
 
@@ -96,38 +77,6 @@ def test_second_identify_keeps_settings_that_it_does_not_name():
 
 
 # --- TLS and compression ----------------------------------------------------------------------------------------------
-
-
-def test_tls_starts_after_the_response_and_is_confirmed_inside_tls():
-    client = Client(**TLS)
-
-    assert client.identify(tls_v1=True) == ({"tls_v1"}, [StartTLS()])
-    assert client.resume(ESTABLISHED) == [OK]
-    assert client.session.handshake.tls is ESTABLISHED
-    assert client.send(commands.publish("t", b"x")) == [OK]
-
-
-@pytest.mark.parametrize("name", ["snappy", "deflate"])
-def test_compression_starts_after_the_response(name):
-    client = Client()
-
-    features, (io_request,) = client.identify(**{name: True})
-
-    assert features == {name}
-    assert isinstance(io_request, StartCompression)
-    assert io_request.codec.name == name
-    assert client.resume(None) == [OK]
-    assert client_statistics(client.session)[name]
-
-
-def test_tls_comes_before_compression():
-    client = Client(**TLS)
-
-    assert client.identify(tls_v1=True, deflate=True) == ({"tls_v1", "deflate"}, [StartTLS()])
-    ok, io_request = client.resume(ESTABLISHED)
-    assert ok == OK
-    assert isinstance(io_request, StartCompression)
-    assert client.resume(None) == [OK]
 
 
 def test_bytes_received_with_an_identify_that_starts_compression_are_lost():
@@ -163,23 +112,7 @@ def test_read_deadline_is_suspended_while_tls_starts():
     assert client.tick(4.5) == [Close()]
 
 
-def test_commands_wait_until_tls_is_established():
-    client = Client(**TLS)
-    client.identify(tls_v1=True)
-
-    assert client.send(b"FOO\n") == []
-
-
 # --- AUTH -------------------------------------------------------------------------------------------------------------
-
-
-def test_auth_asks_the_auth_server_and_responds():
-    client = Client(**AUTH)
-    assert client.identify() == ({"auth_required"}, [])
-
-    assert client.send(commands.auth(b"se cret")) == [AskAuth(b"se cret", "127.0.0.1", "", False)]
-    assert client.resume(ALL) == [(RESPONSE, b'{"identity":"me","identity_url":"u","permission_count":1}')]
-    assert client.send(commands.publish("t", b"x")) == [OK]
 
 
 def test_auth_inside_tls_sends_the_name_of_the_certificate():
@@ -213,14 +146,6 @@ def test_channel_deleted_during_a_request_to_the_auth_server_closes_the_connecti
 
 
 # --- statistics -------------------------------------------------------------------------------------------------------
-
-
-def test_statistics_of_a_client_without_tls_and_auth():
-    document = client_statistics(Client().session)
-
-    assert document["tls"] is document["tls_negotiated_protocol_is_mutual"] is False
-    assert (document["tls_version"], document["tls_cipher_suite"]) == ("", "")
-    assert not {"authed", "auth_identity", "auth_identity_url"} & set(document)
 
 
 def test_statistics_of_a_client_with_tls_and_auth():

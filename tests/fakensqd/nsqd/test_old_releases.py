@@ -56,15 +56,6 @@ def test_nsqd_that_does_not_negotiate_answers_ok(tls_options):
         assert client.frame() == OK
 
 
-def test_client_works_with_an_nsqd_that_does_not_negotiate():
-    got = []
-    with FakeNsqd(release="0.2.19") as nsqd:
-        with Producer(nsqd.tcp_address) as producer:
-            producer.publish("t", b"x")
-        with Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: got.append(message.body)):
-            wait_until(lambda: got == [b"x"])
-
-
 # --- releases -----------------------------------------------------------------------------------------------------
 
 
@@ -94,13 +85,6 @@ HTTP_NAMES = [
 def test_release_has_the_http_paths_of_its_time(release, target, answer):
     with FakeNsqd(release=release) as nsqd:
         assert request(nsqd.http_address, "POST", target, b"x") == answer
-
-
-def test_http_client_publishes_many_to_a_release_with_binary_mpub():
-    with FakeNsqd(release="0.2.31") as nsqd:
-        NsqdHTTPClient.from_url(nsqd.http_address).multipublish("t", [b"a\n", b"b"], binary=True)
-
-        assert nsqd.depth("t") == 2
 
 
 @pytest.mark.parametrize("release", ["0.2.14", "1.3.1", "2", "v1.3.0"])
@@ -144,17 +128,6 @@ def test_responses_of_an_old_server_are_wrapped(nsqd, method, target, answer):
     assert request(nsqd.http_address, method, target) == answer
 
 
-def test_old_path_put_publishes(nsqd):
-    assert request(nsqd.http_address, "POST", "/put?topic=t", b"x") == "OK"
-    assert request(nsqd.http_address, "POST", "/mput?topic=t", b"y\nz") == "OK"
-
-    assert nsqd.broker.topics["t"].depth == 3
-
-
-def test_old_server_does_not_have_the_paths_of_today(nsqd):
-    assert request(nsqd.http_address, "POST", "/pub?topic=t", b"x") == {"message": "NOT_FOUND"}
-
-
 def test_http_client_works_with_an_old_nsqd(nsqd):
     client = NsqdHTTPClient.from_url(nsqd.http_address)
 
@@ -193,16 +166,3 @@ def test_consumer_finds_an_old_nsqd_by_an_old_nsqlookupd(lookupd):
         assert set(client.topics()["topics"]) == {"t", "u"}
         client.tombstone_topic("t", f"127.0.0.1:{nsqd.http_port}")
         assert client.lookup("t")["producers"] == []
-
-
-def test_lookup_of_an_old_server_is_wrapped(lookupd):
-    assert request(lookupd.http_address, "GET", "/lookup?topic=t") == {
-        "status_code": 404,
-        "status_txt": "TOPIC_NOT_FOUND",
-        "data": None,
-    }
-    assert request(lookupd.http_address, "GET", "/topics") == {
-        "status_code": 200,
-        "status_txt": "OK",
-        "data": {"topics": []},
-    }

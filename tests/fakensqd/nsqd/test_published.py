@@ -7,10 +7,9 @@ import pytest
 
 from fakensqd import FakeCluster, FakeNsqd, UnknownChannel
 from fakensqd.nsqd.published import PublishedBodies
-from gnsq import Consumer, NsqdHTTPClient, Producer
+from gnsq import NsqdHTTPClient, Producer
 from gnsq.protocol import commands, decode_message
 from tests.fakensqd.wire import Client
-from tests.helpers import wait_until
 
 
 @pytest.fixture(params=[False, True], ids=["in the hub", "on a thread"])
@@ -29,22 +28,6 @@ def subscribed(nsqd, ready):
 
 
 # --- publish()
-
-
-def test_published_message_is_delivered_to_a_consumer(server):
-    bodies = []
-    server.publish("orders", b"41")
-
-    consumer = Consumer(
-        "orders", "billing", server.tcp_address, message_handler=lambda _, message: bodies.append(message.body)
-    )
-    with consumer:
-        server.publish("orders", b"42", b"43")
-        wait_until(lambda: len(bodies) == 3)
-        server.wait_until(lambda nsqd: nsqd.messages("orders", "billing"), [])
-
-    assert bodies == [b"41", b"42", b"43"]
-    assert server.messages("orders") == [b"41", b"42", b"43"]
 
 
 def test_delayed_message_is_queued_after_its_delay(nsqd, clock):
@@ -67,13 +50,6 @@ def test_messages_are_published_before_the_start_and_while_the_server_is_down():
         nsqd.up()
 
         assert NsqdHTTPClient.from_url(nsqd.http_address).stats("orders")["topics"][0]["depth"] == 2
-
-
-def test_publish_is_part_of_the_transcript(server):
-    server.publish("orders", b"1", b"2", delay=1.5)
-
-    assert server.transcript.published("orders") == [b"1", b"2"]
-    assert server.transcript.text().endswith("publish orders b'1' b'2' delay 1.5 s")
 
 
 REFUSED = [
@@ -240,17 +216,6 @@ def test_assert_published_shows_the_published_bodies(arguments, options, text):
     assert str(caught.value) == text
 
 
-def test_assert_published_shows_where_the_nearest_of_long_bodies_differs():
-    nsqd = FakeNsqd()
-    nsqd.publish("orders", b"a" * 1000 + b"17" + b"b" * 1000)
-
-    with pytest.raises(AssertionError) as caught:
-        nsqd.assert_published("orders", b"a" * 1000 + b"18" + b"b" * 1000)
-
-    nearest = f"nearest is ... b'{'a' * 29}17{'b' * 29}' ... (2002 bytes), which differs from byte 1001 on"
-    assert nearest in str(caught.value)
-
-
 def test_assert_published_waits_up_to_its_timeout(server):
     later = gevent.spawn_later(0.05, server.publish, "orders", b"42")
 
@@ -299,26 +264,9 @@ def test_cluster_publishes_on_its_nsqds_in_turn(threaded):
             cluster.assert_published("order")
 
 
-def test_failure_of_a_cluster_shows_the_transcript_of_each_nsqd():
-    with FakeCluster(lookupds=0, record=True) as cluster:
-        cluster.publish("orders", b"1", b"2")
-        first, second = cluster.nsqd_tcp_addresses
-
-        with pytest.raises(AssertionError, match=rf"nsqd {first}:\n.*b'1'\nnsqd {second}:\n.*b'2'"):
-            cluster.assert_published("orders", b"3")
-
-
 def test_cluster_that_refuses_a_body_publishes_none():
     with FakeCluster(lookupds=0) as cluster:
         with pytest.raises(ValueError, match="body of 0 bytes"):
             cluster.publish("orders", b"1", b"")
 
         assert cluster.messages("orders") == []
-
-
-def test_cluster_takes_messages_before_its_start():
-    cluster = FakeCluster()
-    cluster.publish("orders", b"1", b"2")
-
-    with cluster:
-        assert [nsqd.messages("orders") for nsqd in cluster.nsqds] == [[b"1"], [b"2"]]

@@ -20,62 +20,8 @@ def body_and_attempts(frame):
     return body, attempts
 
 
-def test_message_is_published_delivered_and_finished(nsqd):
-    reader, writer = consumer(nsqd.tcp_address), Client(nsqd.tcp_address)
-
-    writer.send(commands.publish("t", b"hello"))
-
-    assert writer.frame() == OK
-    frame = reader.frame()
-    assert body_and_attempts(frame) == (b"hello", 1)
-    reader.send(commands.finish(decode_message(frame[1])[2]))
-    wait_until(lambda: nsqd.broker.topics["t"].channels["c"].in_flight_count == 0)
-
-
-def test_many_messages_are_delivered_to_two_consumers(nsqd):
-    readers = [consumer(nsqd.tcp_address, ready=2500) for _ in range(2)]
-    writer = Client(nsqd.tcp_address)
-    for start in range(0, 5000, 500):
-        writer.send(commands.multipublish("t", [b"%d" % number for number in range(start, start + 500)]))
-
-    wait_until(lambda: nsqd.broker.topics["t"].channels["c"].in_flight_count == 5000)
-
-    got = []
-    for reader in readers:
-        count = next(s.message_count for s in nsqd.sessions if s.remote_address.endswith(port(reader)))
-        got += [body_and_attempts(reader.frame())[0] for _ in range(count)]
-
-    assert sorted(map(int, got)) == list(range(5000))
-
-
 def port(client):
     return f":{client.socket.getsockname()[1]}"
-
-
-def test_message_times_out_after_a_minute_of_the_manual_clock(nsqd, clock):
-    reader = consumer(nsqd.tcp_address)
-    request(nsqd.http_address, "POST", "/pub?topic=t", b"x")
-    assert body_and_attempts(reader.frame()) == (b"x", 1)
-
-    clock.advance(59.0)
-    assert reader.frame() == (RESPONSE, b"_heartbeat_")
-    reader.send(commands.publish("u", b"I live"))
-    assert reader.frame() == OK
-    clock.advance(1.5)
-
-    frames = [reader.frame(), reader.frame()]
-    assert sorted(kind for kind, _ in frames) == [RESPONSE, MESSAGE]
-    assert body_and_attempts(max(frames)) == (b"x", 2)
-
-
-def test_silent_client_is_disconnected(nsqd, clock):
-    reader = consumer(nsqd.tcp_address)
-
-    clock.advance(30.0)
-    assert reader.frame() == (RESPONSE, b"_heartbeat_")
-    clock.advance(30.0)
-
-    assert reader.ended()
 
 
 def test_message_times_out_while_the_server_is_stopped(nsqd, clock):
@@ -101,26 +47,6 @@ def test_messages_are_expired_at_the_start(clock):
     with nsqd:
         clock.advance(2.0)
         assert channel.depth == 1
-
-
-def test_statistics_show_connected_clients(nsqd):
-    reader = consumer(nsqd.tcp_address)
-
-    stats = request(nsqd.http_address, "GET", "/stats?format=json&include_mem=false")
-
-    (client,) = stats["topics"][0]["channels"][0]["clients"]
-    assert client["remote_address"] == f"127.0.0.1{port(reader)}"
-    assert (client["client_id"], client["state"]) == ("127.0.0.1", 3)
-
-
-def test_options_are_those_of_nsqd():
-    nsqd = FakeNsqd(max_rdy_count=7, broadcast_address="b.example")
-
-    assert (nsqd.options.max_rdy_count, nsqd.options.broadcast_address) == (7, "b.example")
-    with pytest.raises(TypeError, match=r"no option max_rdy; did you mean max_rdy_count\? options are auth_http"):
-        FakeNsqd(max_rdy=1)
-    with pytest.raises(ValueError, match="node_id 1024 must be within 0 to 1023"):
-        FakeNsqd(node_id=1024)
 
 
 CODECS = [pytest.param(None, id="plain"), pytest.param(Snappy, id="snappy"), pytest.param(Deflate, id="deflate")]
@@ -214,23 +140,6 @@ def test_stop_does_not_wait_for_the_auth_server():
 
         assert client.ended()
         assert nsqd.errors == []
-
-
-def test_requeued_message_is_delivered_to_the_waiting_consumer(nsqd):
-    readers = [consumer(nsqd.tcp_address) for _ in range(2)]
-    channel = nsqd.broker.topics["t"].channels["c"]
-    # Both have sent RDY.
-    for reader in readers:
-        reader.send(b"PUB other\n\x00\x00\x00\x01x")
-        assert reader.frame() == OK
-    request(nsqd.http_address, "POST", "/pub?topic=t", b"hello")
-
-    for turn in range(6):
-        message = decode_message(readers[turn % 2].frame()[1])
-        assert message[1] == turn + 1
-        readers[turn % 2].send(b"REQ %s 0\n" % message[2])
-
-    assert channel.requeue_count >= 5
 
 
 def test_message_of_a_consumer_is_delivered_to_the_one_that_has_waited(nsqd):

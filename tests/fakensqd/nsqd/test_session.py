@@ -100,50 +100,12 @@ def ids(frames):
 # --- magic, lines, input that ends ------------------------------------------------------------------------------------
 
 
-def test_input_that_ends_inside_the_magic_ends_the_connection_silently(broker):
-    client = Client(broker)
-    client.send(b"  V")
-
-    assert client.end() == []
-    assert client.closed
-
-
-def test_pipelined_commands_are_answered_in_order_in_one_send(client):
-    data = commands.publish("t", b"a") + b"FOO\n" + commands.publish("t", b"b")
-
-    assert client.send(data) == [*OK, (ERROR, b"E_INVALID invalid command FOO")]
-    assert client.sends == 1
-    assert client.closed
-    assert client.broker.topics["t"].message_count == 1
-
-
 def test_closed_session_executes_no_commands(client):
     client.send(b"FOO\n")
 
     assert client.send(commands.publish("t", b"a")) == []
     assert client.end() == []
     assert client.broker.topics == {}
-
-
-def test_input_that_ends_after_a_command_or_in_a_line_causes_no_error(client):
-    client.send(b"NOP\nPU")
-
-    assert client.end() == []
-    assert client.closed
-
-
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (b"MPUB t\n\0\0\0\x0a\0\0\0\1\0\0\0\x02a", b"E_BAD_MESSAGE MPUB failed to read message body"),
-        (b"IDENTIFY\n\0\0", b"E_BAD_BODY IDENTIFY failed to read body size"),
-    ],
-    ids=["MPUB", "IDENTIFY"],
-)
-def test_input_that_ends_in_a_body_causes_the_error_of_nsqd(client, data, text):
-    client.send(data)
-
-    assert client.end() == [(ERROR, text)]
 
 
 def test_numbers_overflow_as_in_go(client):
@@ -239,16 +201,6 @@ def test_rdy_is_not_parsed_after_cls(broker):
 # --- consuming --------------------------------------------------------------------------------------------------------
 
 
-def test_publish_wakes_the_subscriber(broker):
-    client = consumer(broker)
-    woken = client.woken
-
-    publish(broker, b"a")
-
-    assert client.woken == woken + 1
-    assert client.bodies() == [b"a"]
-
-
 def test_messages_of_one_wake_up_are_one_send(broker):
     client = consumer(broker, ready=100)
     publish(broker, *[b"x"] * 100)
@@ -268,29 +220,6 @@ def test_long_queue_is_delivered_in_batches(broker):
     assert len(client.bodies()) == 44
 
 
-def test_session_counts_for_statistics(broker):
-    client = consumer(broker, ready=3)
-    publish(broker, b"a", b"b", b"c")
-    first, second, _ = ids(client.pump())
-
-    client.send(commands.finish(first) + commands.requeue(second, 60_000))
-
-    session = client.session
-    assert (session.message_count, session.finish_count, session.requeue_count) == (3, 1, 1)
-    assert (session.ready_count, session.in_flight_count) == (3, 1)
-
-
-def test_emptied_channel_frees_the_rdy_of_the_client(broker):
-    client = consumer(broker, ready=1)
-    publish(broker, b"a")
-    client.pump()
-
-    broker.topics["t"].channels["c"].empty()
-    publish(broker, b"b")
-
-    assert client.bodies() == [b"b"]
-
-
 def test_deleted_channel_closes_the_connection(broker):
     client = consumer(broker)
 
@@ -308,31 +237,6 @@ def test_session_of_a_deleted_channel_executes_no_commands(broker):
     assert client.send(commands.publish("u", b"x")) == []
     assert client.closed
     assert broker.topics == {}
-
-
-def test_cls_ends_deliveries_and_fin_still_works(broker):
-    client = consumer(broker, ready=2)
-    publish(broker, b"a")
-    (message_id,) = ids(client.pump())
-
-    assert client.send(b"CLS\n") == [(RESPONSE, b"CLOSE_WAIT")]
-    publish(broker, b"b")
-
-    assert client.bodies() == []
-    assert client.send(commands.finish(message_id)) == []
-
-
-def test_messages_of_a_lost_connection_are_in_flight_until_their_timeout(broker):
-    client = consumer(broker, ready=1)
-    publish(broker, b"a", b"b")
-    client.pump()
-
-    client.session.disconnected()
-
-    other = consumer(broker, ready=5, now=1.0)
-    assert other.session.message_count == 1
-    assert len(broker.expire(60.0)) == 1
-    assert other.bodies() == [b"a"]
 
 
 def test_sub_beyond_max_channel_consumers_is_refused():
@@ -490,32 +394,11 @@ def test_messages_wait_in_the_compressor_of_deflate(broker, asked):
     assert len(client.bodies()) > 60
 
 
-@pytest.mark.parametrize("asked", [{}, {"output_buffer_timeout": 1000}], ids=["no timeout", "one second"])
-def test_with_a_buffer_timeout_messages_are_sent_at_once(broker, asked):
-    client = consumer(broker, ready=5, identify=asked)
-
-    publish(broker, b"a")
-
-    assert client.bodies() == [b"a"]
-
-
 # --- time -------------------------------------------------------------------------------------------------------------
-
-BEAT = [(RESPONSE, b"_heartbeat_")]
 
 
 def test_magic_has_no_deadline(broker):
     assert Client(broker).session.due == math.inf
-
-
-def test_heartbeats_come_in_the_interval_of_identify(client):
-    client.now = 10.0
-    client.send(commands.identify({"heartbeat_interval": 1000}))
-    assert client.session.due == 11.0
-
-    assert client.tick(10.9) == []
-    assert client.tick(11.0) == BEAT
-    assert client.session.due == 12.0
 
 
 def test_incomplete_command_does_not_move_the_read_deadline(client):

@@ -11,7 +11,6 @@ from fakensqd.nsqd.storage import DataPathError, encode, restore
 from gnsq.protocol import commands
 from gnsq.protocol.frames import decode_message
 from tests.fakensqd.wire import Client, consumer, request
-from tests.helpers import wait_until
 
 # --- files as values --------------------------------------------------------------------------------------------------
 
@@ -168,19 +167,6 @@ def test_messages_are_restored_after_a_stop(started):
     assert got[1][2] == in_flight[2]
 
 
-def test_finished_messages_are_not_restored_at_a_second_start(started):
-    nsqd = started()
-    post(nsqd, "/pub?topic=t", b"x")
-    nsqd.stop()
-    nsqd.start()
-    reader = consumer(nsqd.tcp_address)
-    reader.send(commands.finish(decode_message(reader.frame()[1])[2]))
-    wait_until(lambda: nsqd.broker.topics["t"].channels["c"].in_flight_count == 0)
-    nsqd.stop()
-
-    assert started().broker.topics["t"].channels["c"].depth == 0
-
-
 def test_data_path_is_locked_by_one_nsqd(started, tmp_path):
     nsqd = started()
     with pytest.raises(DataPathError, match=f"cannot flock directory {tmp_path} - .*in use by another instance"):
@@ -232,14 +218,6 @@ def test_deleted_data_path_is_logged(tmp_path, caplog):
 
     assert "failed to persist" in caplog.text
     assert nsqd.errors == []
-
-
-def test_without_a_data_path_nothing_is_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with FakeNsqd() as nsqd:
-        post(nsqd, "/pub?topic=t", b"x")
-
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_client_connects_by_a_unix_socket(tmp_path):
