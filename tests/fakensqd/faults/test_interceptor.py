@@ -74,7 +74,7 @@ def test_intercepted_session_without_rules_sends_the_same(end):
 @pytest.mark.slow
 def test_recorded_sessions_are_the_same_with_a_transcript(tmp_path_factory, certificates):
     names = [name for name in TRANSCRIPTS if name != LOOKUPD]
-    clock = ManualClock()
+    clock = ManualClock(idle_timeout=100.0)  # so many sessions take seconds on a busy machine
     with FakeAuthServer(answer=RecordedAnswers()) as auth_server:
         certificate = certificates.server()
         servers = {name: emulated(name, flags(name, certificate, auth_server), clock) for name in names}
