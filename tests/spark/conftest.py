@@ -15,6 +15,7 @@ from pyarrow import fs
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.spark.java import prepare_environment
 from gnsq.spark.spool.spool import Spool
+from tests.spark.s3proxy import s3_proxy
 from tests.spark.s3server import s3_server
 
 # Without the second compiler Java starts a fifth faster, without verification of classes another fifth.
@@ -144,6 +145,13 @@ def s3():
         endpoint = f"127.0.0.1:{server.port}"
         fs.S3FileSystem(endpoint_override=endpoint, allow_bucket_creation=True, **settings).create_dir("bucket")
         yield server
+
+
+@pytest.fixture
+def proxy(s3):
+    """A proxy before that endpoint."""
+    with s3_proxy(s3.port) as proxy:
+        yield proxy
 
 
 @pytest.fixture

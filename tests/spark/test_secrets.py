@@ -5,12 +5,10 @@ import json
 import pytest
 
 from gnsq import NsqdHTTPClient
-from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
+from gnsq.spark.options import WriteOptions, spark_name
 from gnsq.spark.rowkey import split
-from gnsq.spark.source.planner import drain_channel
-from gnsq.spark.spool.spool import Spool
 from tests.spark.conftest import SECRET
-from tests.spark.helpers import bodies_of, numbered
+from tests.spark.helpers import drained, numbered
 
 
 def as_spark(options):
@@ -54,10 +52,7 @@ def test_secrets_are_in_no_plan_progress_checkpoint_or_error(spark, secured_nsqd
     kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "secret"]
     assert not [text for text in shown if SECRET in text]
     assert not [data for data in kept if SECRET.encode() in data]
-    out = ReadOptions(**options, auth_secret=SECRET, topic="out", channel="c", spool=str(tmp_path / "out"),
-                      nsqd_http_addresses=(nsqd.http_address,))  # fmt: skip
-    drain_channel(out)
-    found = [split(body) for body in bodies_of(Spool(out.spool))]
+    found = [split(body) for body in drained(nsqd, "out", tmp_path, **options, auth_secret=SECRET)]
     assert sorted(body for body, _ in found) == numbered(10)
     keys = [key.split("/") for _, key in found]
     assert {tuple(key[:2]) for key in keys} == {(str(query.id), "0")}

@@ -6,12 +6,10 @@ import pytest
 
 from gnsq.errors import NSQNoConnections
 from gnsq.spark.errors import RowsNotPublished
-from gnsq.spark.options import ReadOptions, WriteOptions
+from gnsq.spark.options import WriteOptions
 from gnsq.spark.rowkey import split
 from gnsq.spark.sink import Published, RowOrigin, check_columns, publish
-from gnsq.spark.source.planner import drain_channel
-from gnsq.spark.spool.spool import Spool
-from tests.spark.helpers import bodies_of, channel_stats, numbered, wait_for
+from tests.spark.helpers import channel_stats, drained, numbered, wait_for
 
 
 @pytest.fixture
@@ -31,19 +29,6 @@ def depths(nsqd):
     return {topic["topic_name"]: topic["message_count"] for topic in topics}
 
 
-def drained(nsqd, tmp_path):
-    """Bodies in the topic."""
-    options = ReadOptions(
-        topic="out",
-        channel="test",
-        nsqd_tcp_addresses=(nsqd.tcp_address,),
-        nsqd_http_addresses=(nsqd.http_address,),
-        spool=str(tmp_path / "drained"),
-    )
-    drain_channel(options)
-    return bodies_of(Spool(options.spool))
-
-
 def batch(**columns):
     return pa.record_batch(columns)
 
@@ -56,23 +41,10 @@ def test_every_row_is_published(fakensqd, options):
     assert depths(fakensqd) == {"out": 2500}
 
 
-def test_string_bodies_are_published_as_utf8(fakensqd, options, hub):
-    from gnsq import Consumer
-
+def test_string_bodies_are_published_as_utf8(fakensqd, options, tmp_path):
     publish(iter([batch(body=["grüße"])]), options())
 
-    received = []
-
-    def consume():
-        return Consumer(
-            "out", "c", fakensqd.tcp_address, message_handler=lambda consumer, message: received.append(message.body)
-        )
-
-    consumer = hub.call(consume)
-    hub.call(consumer.start, block=False)
-    wait_for(lambda: received == ["grüße".encode()])
-    hub.call(consumer.close)
-    hub.call(consumer.join)
+    assert drained(fakensqd, "out", tmp_path) == ["grüße".encode()]
 
 
 def test_nothing_is_published_for_no_rows(options):
@@ -216,7 +188,7 @@ def test_task_that_runs_again_gives_its_rows_the_same_keys(fakensqd, options, tm
     for _ in range(2):
         publish(iter([rows]), options(row_key=True, batch_rows=2), origin)
 
-    found = sorted(split(body) for body in drained(fakensqd, tmp_path))
+    found = sorted(split(body) for body in drained(fakensqd, "out", tmp_path))
     expected = [(b"%08d" % row, f"query/7/3/{row}") for row in range(5)]
     assert found == sorted(expected * 2)
 

@@ -8,12 +8,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import Row
 
-from gnsq.spark.options import ReadOptions
 from gnsq.spark.pipeline.delta import delta_location
 from gnsq.spark.pipeline.metrics import valid_rows_sql
-from gnsq.spark.source.planner import drain_channel
-from gnsq.spark.spool.spool import Spool
-from tests.spark.helpers import bodies_of
+from tests.spark.helpers import drained
 
 UTC = dt.UTC
 
@@ -93,12 +90,4 @@ def valid_rows(location, keys=("page",)):
 
 def published(nsqd, topic, tmp_path):
     """Bodies in a topic."""
-    options = ReadOptions(
-        topic=topic,
-        channel="test",
-        nsqd_tcp_addresses=(nsqd.tcp_address,),
-        nsqd_http_addresses=(nsqd.http_address,),
-        spool=str(tmp_path / f"{topic}-spool"),
-    )
-    drain_channel(options)
-    return [json.loads(body) for body in bodies_of(Spool(options.spool))]
+    return [json.loads(body) for body in drained(nsqd, topic, tmp_path)]

@@ -86,16 +86,6 @@ def test_batch_that_was_begun_with_other_settings_is_refused(location):
     assert not put(archive, 1, 3, settings=2)
 
 
-def test_committed_files_are_rows_of_the_table(location):
-    archive = claimed(location)
-
-    assert put(archive, 0, 1, 2)
-    assert put(archive, 1, 3)
-
-    assert numbers(location) == [1, 2, 3]
-    assert {row["_day"] for row in reader(location).partitions()} == {"2026-01-02", "2026-01-03", "2026-01-04"}
-
-
 def test_batch_that_runs_again_with_other_files_is_committed_once(location):
     put(claimed(location), 0, 1, 2)
 
@@ -192,16 +182,6 @@ def test_table_of_another_checkpoint_is_refused_until_that_is_meant(location, ow
     # Its batches begin at 0 again, and none of them is taken for one of the old checkpoint.
     assert put(taken, 0, 2, owner=THEIRS)
     assert numbers(location) == [1, 2]
-
-
-def test_new_table_waits_for_its_checkpoint(location):
-    table(location).claim(None, take_over=False)
-    table(location).claim(None, take_over=False)
-
-    claimed(location)
-
-    with pytest.raises(JobFailed, match="belongs to the checkpoint 9d5c0e3a"):
-        claimed(location, THEIRS)
 
 
 def test_table_that_no_job_has_made_is_refused(location):

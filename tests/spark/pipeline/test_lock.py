@@ -23,7 +23,6 @@ from gnsq.spark.pipeline.lock import (
     read_holder,
 )
 from tests.spark.helpers import running, wait_for
-from tests.spark.s3proxy import s3_proxy
 
 # Renewals come in real time, as fast as this. The clock says when a lease is over: tests set it.
 TIMES = LeaseTimes(lease=90.0, usable=60.0, renewal=0.1)
@@ -83,12 +82,6 @@ def test_lock_follows_no_symlink(tmp_path):
 @pytest.fixture
 def location(s3, tmp_path):
     return s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
-
-
-@pytest.fixture
-def proxy(s3):
-    with s3_proxy(s3.port) as proxy:
-        yield proxy
 
 
 class Clock:

@@ -51,18 +51,6 @@ def load(path, text, overrides=None):
     return load_settings(str(file), overrides or {})
 
 
-def test_file_has_all_settings(tmp_path):
-    settings = load(tmp_path, FILE)
-    clicks, frames = settings.tables.values()
-    [pages] = settings.metrics.values()
-
-    assert (settings.nsqd_tcp_addresses, settings.trigger_interval) == (("a:4150",), 5.0)
-    assert (settings.nsq, settings.spark) == ({"tls": "true", "msgTimeout": "30"}, {"spark.cores.max": "2"})
-    assert (clicks.topics, clicks.select, clicks.partition_by) == (("clicks",), ("*",), ())
-    assert (clicks.columns, frames.topics) == ({"user": "$.who.name"}, ("frames.1", "frames.2"))
-    assert (pages.window, pages.slide, pages.keys) == (300, 300, ("page",))
-
-
 def test_overrides_win_over_the_file_and_mappings_are_merged(tmp_path):
     given = {"work": "/w", "nsq": ("msgTimeout=5", "compression = snappy"), "nsqd_tcp_addresses": ("b:4150",)}
     settings = load(tmp_path, FILE, {**given, "output": None, "lookupd_http_addresses": ()})

@@ -13,7 +13,6 @@ from gnsq.spark.pipeline.parquet import write
 from gnsq.spark.spool.storage import open_store
 from tests.spark.pipeline.helpers import delta_table, table_rows
 from tests.spark.pipeline.test_readers import TEXTS
-from tests.spark.s3proxy import s3_proxy
 
 SCHEMA = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("n", pa.int32())])
 TIME = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
@@ -82,12 +81,6 @@ def test_texts_that_rows_are_divided_by_are_read_before_and_after_a_merge(locati
     assert maintain_table(location, retention=0, quiet=0) == 2 * len(TEXTS)
     assert sorted(table_rows(location), key=lambda row: row["n"]) == expected
     assert len([path for path, _ in open_store(location).list() if "/part-" in path]) == len(TEXTS)
-
-
-@pytest.fixture
-def proxy(s3):
-    with s3_proxy(s3.port) as proxy:
-        yield proxy
 
 
 @pytest.mark.subprocess

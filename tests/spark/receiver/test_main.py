@@ -250,13 +250,6 @@ def test_nsqd_that_is_down_is_reported_again_and_again(watched, caplog):
     wait_for(lambda: caplog.text.count("127.0.0.1:1: not connected: ") > 5)
 
 
-def test_refused_secret_is_reported(secured_nsqd, watched, caplog):
-    _, options = secured_nsqd
-    watched(**{**options, "auth_secret_file": "", "auth_secret": "wrong"})
-
-    wait_for(lambda: caplog.text.count("E_AUTH") > 3)
-
-
 def test_topic_without_an_nsqd_is_reported(fakelookupd, watched, caplog):
     watched(lookupd_http_addresses=(fakelookupd.http_address,))
 

@@ -6,7 +6,6 @@ import gevent
 import pytest
 
 from gnsq import NsqdHTTPClient
-from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.offsets import Segment
 from gnsq.spark.receiver.receiver import GC_THRESHOLD, SpoolSizeEstimator, tune_gc
 from tests.spark.helpers import FakeMessage, bodies_of, channel_stats, columns, is_empty, numbered, publish, wait_for
@@ -34,13 +33,6 @@ def test_receiver_lets_segments_grow_while_many_wait_in_the_spool(receive, tmp_p
     receiver = receive(segment_time=0.1)
 
     assert receiver._buffer.max_age == pytest.approx(0.2)
-
-
-def test_lone_message_is_written_after_segment_time(fakensqd, receive):
-    receiver = receive(segment_time=0.05)
-    publish(fakensqd, "clicks", [b"one"])
-
-    wait_for(lambda: receiver.segments == 1, limit=5)
 
 
 def test_nothing_is_finished_before_it_is_durable(fakensqd, receive, disk):
@@ -316,13 +308,6 @@ def test_refused_connection_is_logged_with_its_reason(secured_nsqd, receive, cap
     wait_for(lambda: words in caplog.text)
     assert words in " ".join(receiver.subscriptions.failures().values())
     assert "wrong secret" not in caplog.text
-
-
-def test_spool_of_a_query_that_reads_something_else_is_refused(spool, receive):
-    spool.lock("", "views/archive").release()
-
-    with pytest.raises(SpoolInUse, match=r"reads views/archive, not clicks/archive"):
-        receive()
 
 
 @pytest.mark.parametrize(

@@ -53,14 +53,6 @@ def ready_counts(nsqd, *topics):
     return [stats["clients"][0]["ready_count"] if stats and stats["clients"] else None for stats in found]
 
 
-def test_topics_share_max_in_flight(fakensqd, subscribe):
-    subscribe([], topic="a,b,c", nsqd_tcp_addresses=(fakensqd.tcp_address,), max_in_flight=11)
-    for topic in ("a", "b", "c"):
-        publish(fakensqd, topic, [b"x"])
-
-    wait_for(lambda: ready_counts(fakensqd, "a", "b", "c") == [4, 4, 3])
-
-
 def test_new_topic_is_added_and_gets_its_share(fakecluster, subscribe, pattern):
     nsqd = fakecluster.nsqds[0]
     publish(nsqd, "click-a", [b"x"])
@@ -150,16 +142,6 @@ def test_topic_that_nsqlookupd_forgets_is_read_on(fakecluster, subscribe, patter
     wait_for(lambda: received == ["click-a", "click-a"])
 
 
-def test_nsqlookupd_that_is_down_keeps_the_topics_of_another(hub, subscribe, fakecluster, caplog):
-    lookupds = (*fakecluster.lookupd_http_addresses, "127.0.0.1:1")
-    publish(fakecluster.nsqds[0], "click-a", [b"x"])
-
-    subscriptions = subscribe([], topic_pattern="click-.*", lookupd_http_addresses=lookupds)
-
-    wait_for(lambda: subscriptions.topics == ["click-a"])
-    assert "topics of /click-.*//archive" in caplog.text
-
-
 def test_pattern_without_a_match_is_logged(subscribe, pattern, caplog):
     subscribe([], **pattern)
 
@@ -183,13 +165,6 @@ def test_topics_that_are_not_nsqlookupds_are_reported_and_other_nsqlookupds_are_
     assert "internal error" not in caplog.text
 
 
-def test_failures_name_the_reason_of_each_nsqd(subscribe):
-    subscriptions = subscribe([], topic="a", nsqd_tcp_addresses=("127.0.0.1:1",))
-
-    wait_for(lambda: "refused" in subscriptions.failures().get("127.0.0.1:1", ""))
-    assert subscriptions.nsqds == 0
-
-
 def test_silent_nsqd_delays_no_other(fakensqd, silent_address, subscribe, hub):
     publish(fakensqd, "a", [b"x"])
     received = []
@@ -211,20 +186,6 @@ def test_silent_nsqlookupd_does_not_delay_the_start(silent_address, subscribe):
 
 
 # --- topics that want more
-
-
-def test_starved_topic_borrows_from_another(fakensqd, subscribe, hub):
-    held = []
-    publish(fakensqd, "busy", numbered(200))
-    publish(fakensqd, "idle", [b"x"])
-
-    subscriptions = subscribe(
-        [], held, topic="busy,idle", nsqd_tcp_addresses=(fakensqd.tcp_address,), max_in_flight=100
-    )
-    wait_for(lambda: len(held) == 51)
-    assert hub.call(subscriptions.is_starved)
-
-    wait_for(lambda: len(held) == 96)
 
 
 def test_borrowed_share_is_returned_after_its_messages_are_answered(fakensqd, subscribe, hub):

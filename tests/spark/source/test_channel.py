@@ -207,11 +207,6 @@ def test_nsqd_that_a_tombstone_hides_is_not_asked(fakecluster, hub, ask):
     assert hub.call(client.depth).waiting == 1
 
 
-def test_nsqd_that_is_down_is_an_error(hub, ask):
-    with pytest.raises(NSQHttpError):
-        hub.call(ask(("127.0.0.1:1",)).depth)
-
-
 def test_lookupd_that_is_down_is_an_error_when_it_is_the_only_one(fakelookupd, fakensqd, hub, ask):
     with pytest.raises(NSQHttpError):
         hub.call(ask((), ("127.0.0.1:1",)).depth)

@@ -19,7 +19,6 @@ from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import open_store
 from tests.helpers import run
 from tests.spark.helpers import bodies_of, columns, is_empty, numbered, publish, wait_for
-from tests.spark.s3proxy import s3_proxy
 
 pytestmark = pytest.mark.subprocess
 
@@ -82,13 +81,12 @@ def test_1001_files_are_deleted_by_two_requests(s3, location):
     assert store.list() == []
 
 
-def test_error_of_a_deletion_is_short(s3, tmp_path):
-    with s3_proxy(s3.port) as proxy:
-        store = open_store(proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"))
-        proxy.has_expired = True
+def test_error_of_a_deletion_is_short(proxy, tmp_path):
+    store = open_store(proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"))
+    proxy.has_expired = True
 
-        with pytest.raises(OSError, match="ExpiredToken") as caught:
-            store.remove(*(Segment("r1", number, 1, 1).path for number in range(1, 1001)))
+    with pytest.raises(OSError, match="ExpiredToken") as caught:
+        store.remove(*(Segment("r1", number, 1, 1).path for number in range(1, 1001)))
 
     assert len(str(caught.value)) < 1000
 
@@ -233,32 +231,30 @@ def test_store_works_in_the_thread_of_a_hub(hub, location):
     assert len(store.list()) == 10
 
 
-def test_store_that_is_busy_for_a_while_loses_nothing(s3, tmp_path):
-    with s3_proxy(s3.port) as proxy:
-        spool = Spool(proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"))
-        # More than the 0.4 s after which the libraries' own three tries end.
-        proxy.refuses = 8
-        spool.writer("r1").write(1, columns(1))
-        proxy.refuses = 8
-        listing = spool.listing()
-        proxy.refuses = 8
-        assert bodies_of(spool) == [b"body 1"]
-        proxy.refuses = 8
-        spool.prune(listing, {"r1": 1})
+def test_store_that_is_busy_for_a_while_loses_nothing(proxy, tmp_path):
+    spool = Spool(proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"))
+    # More than the 0.4 s after which the libraries' own three tries end.
+    proxy.refuses = 8
+    spool.writer("r1").write(1, columns(1))
+    proxy.refuses = 8
+    listing = spool.listing()
+    proxy.refuses = 8
+    assert bodies_of(spool) == [b"body 1"]
+    proxy.refuses = 8
+    spool.prune(listing, {"r1": 1})
 
-        assert bodies_of(spool) == []
+    assert bodies_of(spool) == []
 
 
 @pytest.mark.slow
-def test_file_that_pyarrow_reads_is_asked_for_as_long(s3, tmp_path):
-    with s3_proxy(s3.port) as proxy:
-        store = open_store(proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"))
-        store.put("one", b"1")
-        # More than the 6 s after which pyarrow gives up by itself.
-        proxy.refuses = 9
+def test_file_that_pyarrow_reads_is_asked_for_as_long(proxy, tmp_path):
+    store = open_store(proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"))
+    store.put("one", b"1")
+    # More than the 6 s after which pyarrow gives up by itself.
+    proxy.refuses = 9
 
-        with store.open("one") as file:
-            assert file.read() == b"1"
+    with store.open("one") as file:
+        assert file.read() == b"1"
 
 
 def test_missing_bucket_is_an_error(s3, monkeypatch, fakensqd):
@@ -273,15 +269,14 @@ def test_missing_bucket_is_an_error(s3, monkeypatch, fakensqd):
     assert "SECRET" not in str(caught.value)
 
 
-def test_store_that_refuses_requests_does_not_quarantine_a_segment(s3, remote, tmp_path):
+def test_store_that_refuses_requests_does_not_quarantine_a_segment(proxy, remote, tmp_path):
     remote.writer("r1").write(1, columns(1))
     [segment] = remote.listing().segments
-    with s3_proxy(s3.port) as proxy:
-        proxy.has_expired = True
-        refused = Spool(proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"))
+    proxy.has_expired = True
+    refused = Spool(proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"))
 
-        with pytest.raises(OSError, match="ExpiredToken"):
-            refused.read(segment)
+    with pytest.raises(OSError, match="ExpiredToken"):
+        refused.read(segment)
 
 
 def test_query_with_a_spool_on_s3_reads_every_message(fakensqd, s3, location, caplog, tmp_path):

@@ -1,7 +1,6 @@
 import contextlib
 import logging
 import os
-import re
 import stat
 import subprocess
 import sys
@@ -69,49 +68,36 @@ def test_spool_is_private_unless_its_mode_says_otherwise(tmp_path, umask, mode, 
     }
 
 
-def test_spool_of_an_earlier_version_is_used_as_it_is(tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("mode", "option", "owner", "words"),
+    [
+        pytest.param(0o755, 0o700, None, "", id="of an earlier version"),
+        pytest.param(0o2770, 0o770, None, "", id="of a group"),
+        pytest.param(0o777, 0o700, None, "has the permissions drwxrwxrwx: others may delete and replace", id="of all"),
+        pytest.param(
+            0o700,
+            0o700,
+            54321,
+            "belongs to another user, 54321: others may delete and replace messages",
+            id="of another user",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away"),
+        ),
+    ],
+)
+def test_spool_is_used_as_it_is_with_one_warning_if_others_may_write(tmp_path, caplog, mode, option, owner, words):
     (tmp_path / "spool").mkdir()
-    (tmp_path / "spool").chmod(0o755)
-    spool = Spool(str(tmp_path / "spool"))
-
-    spool.prepare()
-    spool.writer("r1").write(1, columns(1))
-
-    modes = modes_below(tmp_path / "spool")
-    assert (modes["."], modes["r1"]) == (0o755, 0o700)
-    assert caplog.records == []
-
-
-def test_spool_that_others_may_write_is_one_warning(tmp_path, caplog):
-    (tmp_path / "spool").mkdir()
-    (tmp_path / "spool").chmod(0o777)
-    spool = Spool(str(tmp_path / "spool"))
+    (tmp_path / "spool").chmod(mode)
+    if owner is not None:
+        os.chown(tmp_path / "spool", owner, -1)
+    spool = Spool(str(tmp_path / "spool"), option)
 
     spool.prepare()
     spool.lock("", "clicks/archive").release()
+    spool.writer("r1").write(1, columns(1))
 
-    [record] = caplog.records
-    assert record.levelno == logging.WARNING
-    assert re.search(r"spool .*/spool has the permissions drwxrwxrwx: others may delete and replace", record.message)
-
-
-def test_spool_of_a_group_is_no_warning(tmp_path, caplog):
-    (tmp_path / "spool").mkdir()
-    (tmp_path / "spool").chmod(0o2770)
-
-    Spool(str(tmp_path / "spool"), 0o770).prepare()
-
-    assert caplog.records == []
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
-def test_spool_of_another_user_is_a_warning(tmp_path, caplog):
-    (tmp_path / "spool").mkdir()
-    os.chown(tmp_path / "spool", 54321, -1)
-
-    Spool(str(tmp_path / "spool")).prepare()
-
-    assert "belongs to another user, 54321: others may delete and replace messages" in caplog.text
+    assert modes_below(tmp_path / "spool")["."] == mode
+    assert len(caplog.records) == bool(words)
+    assert words in caplog.text
 
 
 @pytest.fixture
