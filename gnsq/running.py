@@ -52,11 +52,14 @@ class StopSignals:
     Attributes:
         requested: Event that the first signal sets.
         number: The first signal; None before it.
+        interrupt: While it is a function, the first signal also calls it and raises KeyboardInterrupt, because what the
+            main thread waits for does not look at the event. The function stays, to tell that this has happened.
     """
 
     def __init__(self, before_end: Callable[[], object] = lambda: None) -> None:
         self.requested = Event()
         self.number: signal.Signals | None = None
+        self.interrupt: Callable[[], object] | None = None
         self._before_end = before_end
         self._first = 0.0
         self._before: dict[signal.Signals, Any] = {}  # Any: a handler of any kind
@@ -101,6 +104,9 @@ class StopSignals:
         elif self.number is None:
             self.number, self._first = signal.Signals(number), time.monotonic()
             self._queue.call_soon_threadsafe(self.requested.set)
+            if self.interrupt is not None:
+                self.interrupt()
+                raise KeyboardInterrupt
         else:
             with contextlib.suppress(Exception):
                 self._before_end()

@@ -53,6 +53,13 @@ def pipeline_image():
 
 
 @pytest.fixture
+def job_file(tmp_path):
+    (tmp_path / "job.toml").write_text(JOB)
+    tmp_path.chmod(0o755)
+    return f"{tmp_path}/job.toml:/job.toml:ro"
+
+
+@pytest.fixture
 def network():
     made = docker("network", "create", "gnsq-test-images")
     yield made
@@ -84,9 +91,9 @@ def state(container):
     return json.loads(docker("inspect", "--format", "{{json .State}}", container))
 
 
-def stop(container):
+def stop(container, limit="30"):
     """Stop a container as Kubernetes does it; one that does not end in time is killed, and its status is 137."""
-    docker("stop", "--time", "30", container)
+    docker("stop", "--time", limit, container)
     assert state(container)["ExitCode"] == 0, docker("logs", container)
 
 
@@ -124,12 +131,9 @@ def test_cluster_in_a_container_is_reached_from_the_host(fakensqd_image, topic, 
 @pytest.mark.parametrize(
     "options", [[], [*OTHER_USER, "--tmpfs", "/tmp:exec"]], ids=["as it is", "another user, read-only"]
 )
-def test_job_writes_each_message_into_a_new_volume(fakensqd_image, pipeline_image, network, volume, tmp_path, options):
+def test_job_writes_each_message_into_a_new_volume(fakensqd_image, pipeline_image, network, volume, job_file, options):
     port = free_port()
-    (tmp_path / "job.toml").write_text(JOB)
-    tmp_path.chmod(0o755)
-    mounts = ["--volume", f"{volume}:/work", "--volume", f"{tmp_path}/job.toml:/job.toml:ro"]
-    own = ["--network", network, *options, *mounts, pipeline_image]
+    own = ["--network", network, *options, "--volume", f"{volume}:/work", "--volume", job_file, pipeline_image]
 
     with running("--network", network, "--name", "nsqd", "--publish", f"127.0.0.1:{port}:4150", fakensqd_image):
         with Producer(f"127.0.0.1:{port}") as producer:
@@ -139,6 +143,19 @@ def test_job_writes_each_message_into_a_new_volume(fakensqd_image, pipeline_imag
             stop(job)
 
     assert docker("run", "--rm", "--volume", f"{volume}:/work:ro", pipeline_image, "python", "-c", COUNT) == "1000"
+
+
+def test_stop_while_spark_starts_ends_the_job_before_docker_kills_it(
+    fakensqd_image, pipeline_image, network, volume, job_file
+):
+    own = ["--network", network, "--volume", f"{volume}:/work", "--volume", job_file, pipeline_image]
+
+    with (
+        running("--network", network, "--name", "nsqd", fakensqd_image),
+        # Its metrics, and so its health, are there before Spark is.
+        running(*own, "gnsq-pipeline", "--config=/job.toml", "--new-topic") as job,
+    ):
+        stop(job, limit="10")
 
 
 def test_receiver_is_healthy_and_stops_gracefully(fakensqd_image, pipeline_image, network, volume):

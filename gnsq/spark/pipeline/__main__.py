@@ -300,19 +300,31 @@ def run_job(
     # Import these slow modules here: --help and errors in the settings do not need them.
     from gnsq.running import StopSignals
     from gnsq.spark.pipeline.job import run_queries
+    from gnsq.spark.pipeline.status import Summary
 
     with StopSignals(before_end=_kill_java) as stop:
-        summary = run_queries(
-            settings,
-            _opener(settings, session),
-            stop=stop,
-            report=click.echo,
-            log=str(settings.log),
-            once=once,
-            new_topic=new_topic,
-            take_over=take_over,
-            has_view=True,
-        )
+
+        def while_starting(is_starting: bool) -> None:
+            # Nothing is read yet, so a signal need not wait until Java is there and has planned the queries.
+            stop.interrupt = _kill_java if is_starting else None
+
+        try:
+            summary = run_queries(
+                settings,
+                _opener(settings, session),
+                stop=stop,
+                report=click.echo,
+                log=str(settings.log),
+                once=once,
+                new_topic=new_topic,
+                take_over=take_over,
+                has_view=True,
+                while_starting=while_starting,
+            )
+        except (KeyboardInterrupt, Exception):  # calls of a Java that was killed fail, too
+            if stop.interrupt is None or not stop.is_set():
+                raise
+            summary = Summary()
     if once and not summary.finished:
         raise JobStopped(f"stopped before all was read ({summary.progress() or 'nothing yet'}): start again")
     return summary.finished

@@ -621,6 +621,7 @@ def run_queries(
     new_topic: bool,
     take_over: bool,
     has_view: bool = False,
+    while_starting: Callable[[bool], object] = lambda is_starting: None,
 ) -> Summary:
     """Check everything, lock the work directory, open Spark, and run the queries; the other arguments are run()'s.
 
@@ -629,6 +630,7 @@ def run_queries(
         log: Where Spark's messages are, for warnings.
         has_view: While the queries run, show them live on stdout if that is a terminal, instead of a line for each
             batch.
+        while_starting: Called with True before Spark starts, and with False when the queries are planned.
     """
     if once and not settings.is_asked:
         raise SettingError(
@@ -652,8 +654,10 @@ def run_queries(
 
         if settings.metrics_address:
             report(f"metrics are at {stack.enter_context(_serving(settings.metrics_address, records))}")
+        while_starting(True)
         with open_spark() as spark:
             job = Job(spark, settings, report_batch, once=once, take_over=take_over, log=log, check_lock=lock.check)
+            while_starting(False)
             queries += job.queries
             view = _view(records) if has_view else None
             create_channels(settings, once=once, wait=stop.wait, new_topic=new_topic)

