@@ -27,6 +27,8 @@ from tests.spark.helpers import channel_stats, members_of, publish, running, wai
 COMMAND = [sys.executable, "-m", "gnsq.spark.pipeline"]
 EVENTS = [b'{"ts": "2026-01-01T%02d:00:01Z", "user": "u", "page": "/"}' % (n % 3) for n in range(2000)]
 BAD = [b"not json"] * 3
+# Seconds until the job's own Spark has begun its first batch, on two cores that do ten times as much beside it.
+COLD_START = 180
 STOPPED = "stopped; the next start goes on where this one ended\n"
 TABLES = """
 [tables.clicks]
@@ -341,14 +343,14 @@ def setup(spark):
 
 @pytest.mark.spark
 @pytest.mark.subprocess
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(2 * COLD_START)
 def test_signal_while_queries_are_planned_ends_the_job_at_once_and_leaves_no_java(fakensqd, tmp_path):
     publish(fakensqd, "clicks", EVENTS[:1])
     (tmp_path / "hanging.py").write_text(HANGING_JAVA)
     given = arguments(fakensqd, tmp_path, "--setup", "hanging:setup")
 
     with running([*COMMAND, *given], PYTHONPATH=str(tmp_path)) as process:
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=COLD_START)
 
         assert process.returncode == 0, output
         assert output.endswith(STOPPED)
@@ -358,7 +360,7 @@ def test_signal_while_queries_are_planned_ends_the_job_at_once_and_leaves_no_jav
 
 @pytest.mark.spark
 @pytest.mark.subprocess
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(2 * COLD_START)
 def test_second_interrupt_in_mid_batch_ends_at_once_though_spark_hangs_and_loses_nothing(
     fakensqd, shared_session, tmp_path
 ):
@@ -369,7 +371,7 @@ def test_second_interrupt_in_mid_batch_ends_at_once_though_spark_hangs_and_loses
     with running([*COMMAND, *arguments(fakensqd, tmp_path, *small)], **secret) as process:
         # The first batch is done, and another one is under way.
         offsets, commits = (tmp_path / "work/clicks/checkpoint/1" / name for name in ("offsets", "commits"))
-        wait_for(lambda: len(list(offsets.glob("[0-9]*"))) > len(list(commits.glob("[0-9]*"))) > 0, limit=90)
+        wait_for(lambda: len(list(offsets.glob("[0-9]*"))) > len(list(commits.glob("[0-9]*"))) > 0, limit=COLD_START)
         [java] = jvms_of(process.pid)
         os.kill(java, signal.SIGSTOP)
         os.kill(process.pid, signal.SIGINT)
@@ -402,14 +404,14 @@ def test_second_interrupt_in_mid_batch_ends_at_once_though_spark_hangs_and_loses
 
 @pytest.mark.spark
 @pytest.mark.subprocess
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(2 * COLD_START)
 def test_once_stops_in_order_on_an_interrupt_and_says_that_it_is_not_done(fakensqd, tmp_path):
     publish(fakensqd, "clicks", EVENTS)
     rows = re.compile(r'^gnsq_pipeline_rows_total{query="clicks"} [1-9]', re.MULTILINE)
     address = f"127.0.0.1:{refused_port()}"
     small = ["--once", "--max-rows-per-batch", "50", "--metrics-address", address]
     with running([*COMMAND, *arguments(fakensqd, tmp_path, *small)]) as process:
-        wait_for(lambda: list((tmp_path / "out" / "clicks").rglob("*.parquet")), limit=90)
+        wait_for(lambda: list((tmp_path / "out" / "clicks").rglob("*.parquet")), limit=COLD_START)
         wait_for(lambda: re.search(rows, requests.get(f"http://{address}/metrics", timeout=10).text))
         # As Ctrl-C in a terminal: Java and the workers get it, too.
         os.killpg(process.pid, signal.SIGINT)
