@@ -173,19 +173,6 @@ def test_probe_goes_to_another_nsqd_if_the_first_has_no_message(nsqds, clock, pu
     assert consumer.stats().backoff == "off"
 
 
-def test_probe_goes_to_another_nsqd_if_the_first_dies(nsqds, clock, publish, started, worker):
-    consumer = started(worker, *nsqds, max_in_flight=30, **LATER)
-    publish(nsqds[0], b"x")
-    clock.advance(1.0)
-    (probed,) = [nsqd for nsqd in nsqds if sum(rdy(nsqd))]
-
-    probed.down()
-    clock.advance(2.0)
-
-    assert sum(sum(rdy(nsqd)) for nsqd in nsqds if nsqd is not probed) == 1
-    assert consumer.stats().backoff == "probing"
-
-
 def test_another_probe_follows_if_the_message_of_the_first_is_never_answered(nsqd, clock, publish, started):
     holder = Holder()
     started(holder, nsqd, max_in_flight=10, **EXACT)

@@ -5,7 +5,6 @@ import gc
 import logging
 import signal
 import sys
-import threading
 import time
 from collections import Counter
 from datetime import timedelta
@@ -14,8 +13,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from fakensqd import FakeCluster
-from gnsq import Consumer, LookupdClient, NsqdHTTPClient, Producer
+from gnsq import Consumer, Producer
 from gnsq.errors import NSQRequeueMessage
 from gnsq.stats import Histogram
 from tests.helpers import LIMIT, channel_stats, child, peer, wait_until
@@ -26,18 +24,6 @@ def send(fakensqd):
     """Publish over TCP, to the emulator in its thread."""
     with Producer(fakensqd.tcp_address) as producer:
         yield lambda *bodies: producer.multipublish("t", list(bodies))
-
-
-def test_handler_that_returns_finishes_its_message(fakensqd, send, consume):
-    got = []
-    consume(lambda consumer, message: got.append(message.body), max_in_flight=10)
-
-    send(b"1", b"2", b"3")
-    wait_until(lambda: len(got) == 3)
-
-    assert got == [b"1", b"2", b"3"]
-    wait_until(lambda: channel_stats(fakensqd, "t", "c")["in_flight_count"] == 0)
-    assert channel_stats(fakensqd, "t", "c")["depth"] == 0
 
 
 @pytest.mark.parametrize(
@@ -77,45 +63,6 @@ def test_handler_that_answers_itself_is_not_answered_again(nsqd, clock, publish,
     assert nsqd.errors == []
 
 
-def test_no_more_than_max_in_flight_messages_are_delivered(fakensqd, send, consume):
-    running, most, done, release = [0], [0], [], Event()
-
-    def handle(consumer, message):
-        running[0] += 1
-        most[0] = max(most[0], running[0])
-        release.wait(10)
-        running[0] -= 1
-        done.append(message)
-
-    consume(handle, max_in_flight=7)
-    send(*[b"%d" % number for number in range(30)])
-    wait_until(lambda: running[0] == 7)
-    assert channel_stats(fakensqd, "t", "c")["in_flight_count"] == 7
-
-    release.set()
-    wait_until(lambda: len(done) == 30)
-    assert most[0] == 7
-
-
-def test_sleeping_handlers_do_not_delay_others(send, consume):
-    asleep, quick, release = [], [], Event()
-
-    def handle(consumer, message):
-        if message.body.startswith(b"slow"):
-            asleep.append(message)
-            release.wait(10)
-        else:
-            quick.append(message.body)
-
-    consume(handle, max_in_flight=70)
-    send(*[b"slow"] * 60)
-    send(*[b"%d" % number for number in range(200)])
-    wait_until(lambda: len(quick) == 200)
-
-    assert len(asleep) == 60
-    release.set()
-
-
 def test_concurrency_one_keeps_the_order(send, consume):
     got, running = [], [0]
 
@@ -151,21 +98,6 @@ def test_heartbeats_are_answered_while_handlers_compute(fakensqd, send, consume)
     answered.set()
 
 
-def test_pause_stops_messages_and_resume_continues(send, consume):
-    got = []
-    consumer = consume(lambda consumer, message: got.append(message.body), max_in_flight=5)
-    send(b"before")
-    wait_until(lambda: got)
-
-    consumer.pause()
-    assert consumer.total_ready_count == 0
-    consumer.resume()
-    send(b"after")
-    wait_until(lambda: len(got) == 2)
-
-    assert consumer.total_ready_count == 5
-
-
 def test_max_in_flight_can_be_changed(send, consume):
     consumer = consume(lambda consumer, message: None, max_in_flight=5)
 
@@ -176,17 +108,6 @@ def test_max_in_flight_can_be_changed(send, consume):
     assert (consumer.max_in_flight, consumer.total_ready_count, consumer.concurrency) == (9, 9, 9)
     with pytest.raises(ValueError, match="max_in_flight 0 must be at least 1"):
         consumer.max_in_flight = 0
-
-
-def test_is_starved_when_nearly_all_is_in_flight(send, consume):
-    release = Event()
-    consumer = consume(lambda consumer, message: release.wait(10), max_in_flight=2)
-    assert not consumer.is_starved
-
-    send(b"1", b"2")
-    wait_until(lambda: consumer.is_starved)
-    release.set()
-    wait_until(lambda: not consumer.is_starved)
 
 
 @pytest.mark.parametrize(
@@ -202,6 +123,8 @@ def test_is_starved_when_nearly_all_is_in_flight(send, consume):
         pytest.param(("t", "c", "h"), {"concurrency": 0}, ValueError, "concurrency 0", id="concurrency"),
         pytest.param(("t", "c", "h"), {"colour": 1}, TypeError, "Consumer has no option colour", id="unknown"),
         pytest.param(("t", "c", "h"), {"sample_rate": 100}, ValueError, "sample_rate 100", id="of the connection"),
+        pytest.param(("t", "c", "h"), {"backoff": [1]}, TypeError, "backoff must be a number of seconds", id="backoff"),
+        pytest.param(("t", "c", "h"), {"requeue_delay": timedelta(seconds=-1)}, ValueError, "at least 0 s", id="delay"),
     ],
 )
 def test_misuse_is_refused_at_once(arguments, options, error, words):
@@ -223,40 +146,6 @@ def test_wrong_argument_of_a_call_is_refused(consume, call, error, words):
 
     with pytest.raises(error, match=words):
         call(consumer)
-
-
-def test_lost_connection_is_opened_again(fakensqd, send, consume):
-    got = []
-    consumer = consume(lambda consumer, message: got.append(message.body), reconnect_initial=0.01)
-    fakensqd.stop()
-    wait_until(lambda: consumer.total_ready_count == 0)
-    fakensqd.start()
-    wait_until(lambda: consumer.total_ready_count == 1)
-
-    with Producer(fakensqd.tcp_address) as producer:
-        producer.publish("t", b"again")
-    wait_until(lambda: got == [b"again"])
-
-
-def test_lookupd_finds_the_nsqds(fakecluster):
-    got = []
-    with Producer([nsqd.tcp_address for nsqd in fakecluster.nsqds]) as producer:
-        wait_until(lambda: len(producer.stats().connections) == 2)
-        for number in range(4):
-            producer.publish("t", b"%d" % number)
-    lookupds = [lookupd.http_address for lookupd in fakecluster.lookupds]
-    consumer = Consumer(
-        "t",
-        "c",
-        lookupd_http_addresses=lookupds,
-        message_handler=lambda c, message: got.append((message.nsqd, message.body)),
-        max_in_flight=2,
-        lookupd_poll_interval=0.02,
-    )
-    with consumer:
-        wait_until(lambda: len(got) == 4)
-
-    assert {nsqd for nsqd, _ in got} == {nsqd.tcp_address for nsqd in fakecluster.nsqds}
 
 
 def test_signals_are_sent_for_responses_finishes_and_requeues(nsqd, clock, publish, started):
@@ -492,40 +381,6 @@ def test_failing_nsqds_are_named(nsqd, clock, started):
     assert consumer.is_healthy
 
 
-def test_consumer_is_healthy_while_nsqlookupd_knows_no_nsqd_of_its_topic():
-    with FakeCluster(nsqds=1, lookupds=1).in_thread() as cluster:
-        addresses = [lookupd.http_address for lookupd in cluster.lookupds]
-        consumer = Consumer("t", "c", lookupd_http_addresses=addresses, message_handler=lambda _, message: None)
-        assert not consumer.is_healthy
-        with consumer:
-            assert consumer.is_healthy
-        assert not consumer.is_healthy
-
-
-def test_consumer_without_an_answer_of_nsqlookupd_is_not_healthy():
-    with Consumer("t", "c", lookupd_http_addresses="127.0.0.1:1", message_handler=lambda _, message: None) as consumer:
-        assert not consumer.is_healthy
-
-
-def test_consumer_whose_nsqds_all_fail_is_not_healthy_though_nsqlookupd_answers():
-    with FakeCluster(nsqds=1, lookupds=1).in_thread() as cluster:
-        (nsqd,), (lookupd,) = cluster.nsqds, cluster.lookupds
-        NsqdHTTPClient.from_url(nsqd.http_address).create_topic("t")
-        client = LookupdClient.from_url(lookupd.http_address)
-        wait_until(lambda: client.lookup("t")["producers"])
-        consumer = Consumer(
-            "t",
-            "c",
-            nsqd.tcp_address,
-            lookupd_http_addresses=lookupd.http_address,
-            message_handler=lambda _, message: None,
-        )
-        nsqd.down()
-        with consumer:
-            assert not consumer.is_healthy
-        nsqd.up()
-
-
 def ignore(consumer, message):
     pass
 
@@ -584,37 +439,6 @@ def test_several_consumers_and_topics_do_not_mix(nsqds, clock):
     for consumer in consumers:
         gevent.spawn(consumer.close)
     clock.advance(1.0)
-
-
-def test_two_consumers_of_one_channel_share_its_messages(nsqd, clock, publish, started):
-    got = [Counter(), Counter()]
-    for each in got:
-        started(lambda _, message, each=each: each.update([message.body]), nsqd, max_in_flight=5)
-    for number in range(100):
-        publish(nsqd, b"%d" % number)
-
-    assert sum(got, Counter()) == Counter(b"%d" % number for number in range(100))
-    assert all(each.total() > 10 for each in got)
-
-
-def test_close_from_another_thread(fakensqd):
-    done = []
-
-    def handle(consumer, message):
-        gevent.sleep(0.01)
-        done.append(message.body)
-
-    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=handle, max_in_flight=50)
-    with Producer(fakensqd.tcp_address) as producer:
-        producer.multipublish("t", [b"x"] * 20)
-    closing = threading.Thread(target=lambda: (fakensqd.wait_until(lambda _: done), consumer.close()))
-    closing.start()
-    consumer.start()
-    closing.join(10)
-
-    stats = channel_stats(fakensqd, "t", "c")
-    assert (stats["in_flight_count"], stats["depth"] + len(done)) == (0, 20)
-    assert not consumer.is_running
 
 
 # --- killed and interrupted -------------------------------------------------------------------------------------------

@@ -129,14 +129,6 @@ def gaps(times):
 # --- rounds of lookups ------------------------------------------------------------------------------------------------
 
 
-def test_first_lookup_is_made_at_once(lookupd, nsqd, rounds, started):
-    registered(nsqd, lookupd)
-    started(lookupds=[lookupd])
-
-    assert rounds.times == [0.0]
-    assert connected(nsqd) == [1]
-
-
 def test_lookups_are_made_at_the_interval_with_jitter(lookupd, rounds, started):
     started(lookupds=[lookupd], lookupd_poll_interval=INTERVAL, lookupd_poll_jitter=0.3)
     rounds.turn(20 * LATEST)
@@ -153,16 +145,6 @@ def test_lookups_without_jitter_are_made_at_the_exact_interval(lookupd, rounds, 
     rounds.turn(100)
 
     assert rounds.times == [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
-
-
-def test_all_nsqlookupds_are_queried_in_each_round(lookupd, other_lookupd, rounds, started):
-    lookupd.record()
-    other_lookupd.record()
-    started(lookupds=[lookupd, other_lookupd], lookupd_poll_jitter=0)
-    rounds.turn(120, step=10)
-
-    asked = [[entry.time for entry in each.transcript.select("http")] for each in (lookupd, other_lookupd)]
-    assert asked == [[0.0, 60.0, 120.0]] * 2
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -417,15 +399,6 @@ def test_lookups_are_more_frequent_for_a_day_after_the_loss_of_an_nsqd(losses, s
     assert ConsumerOptions().poll_interval(losses) == seconds
 
 
-def test_shorter_lookup_interval_is_kept_when_an_nsqd_is_lost(lookupd, nsqd, rounds, started):
-    registered(nsqd, lookupd)
-    started(lookupds=[lookupd], lookupd_poll_jitter=0, lookupd_poll_interval=10)
-    nsqd.down()
-    rounds.turn(30)
-
-    assert rounds.times == [0.0, 10.0, 20.0, 30.0]
-
-
 def test_found_nsqd_is_connected_again_while_no_nsqlookupd_answers(lookupd, nsqd, rounds, started):
     registered(nsqd, lookupd)
     consumer = started(lookupds=[lookupd], lookupd_poll_jitter=0)
@@ -472,19 +445,6 @@ def test_given_nsqd_that_lookups_named_is_connected_again_without_them(lookupd, 
     rounds.turn(7)
 
     assert connected(nsqd) == [1]
-
-
-def test_unreachable_nsqd_is_tried_once_per_round(lookupd, clock, nsqd, rounds, started):
-    registered(nsqd, lookupd)
-    with FakeNsqd(clock=clock, broadcast_tcp_port=refused_port()) as unreachable:
-        registered(unreachable, lookupd)
-        consumer = started(lookupds=[lookupd])
-        rounds.turn(3 * LATEST)
-
-        assert connected(nsqd) == [1]
-        assert consumer.is_healthy
-        # The last attempt may have just begun.
-        wait_until(lambda: not consumer._runtime.pool._reconnectors.keys() - {nsqd.tcp_address})
 
 
 def test_nsqd_that_refuses_the_subscription_is_tried_once_per_round(lookupd, nsqd, rounds, started):

@@ -149,6 +149,10 @@ class Kinds:
 
 KINDS = {name: value.__func__ for name, value in vars(Kinds).items() if isinstance(value, staticmethod)}
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+# With a thread, with code that gives a message up itself, and with several messages in a call.
+some_kinds = pytest.mark.parametrize(
+    "kind", [Kinds.handler, Kinds.threaded, Kinds.answered_by_a_thread, Kinds.override_of_handle_messages, Kinds.batch]
+)
 
 
 @pytest.fixture
@@ -190,7 +194,7 @@ def test_message_is_given_up_at_once_with_a_letter_and_one_line(fakensqd, begin,
     assert (record.topic, record.channel, record.attempt, record.exc_info) == ("t", "c", 1, None)
 
 
-@each_kind
+@some_kinds
 def test_message_is_requeued_if_its_letter_is_refused(fakensqd, begin, kind):
     with fakensqd.add(on.command("PUB", topic="dead").first(2), error("E_PUB_FAILED")):
         consumer = begin(kind, **AT_ONCE)
@@ -203,7 +207,7 @@ def test_message_is_requeued_if_its_letter_is_refused(fakensqd, begin, kind):
     assert (stats.given_up, stats.failed, stats.counts.requeued, stats.counts.finished) == (1, 1, 1, 1)
 
 
-@each_kind
+@some_kinds
 def test_letter_without_a_reply_is_published_again(fakensqd, begin, kind):
     with fakensqd.add(on.reply("PUB", topic="dead"), disconnect()):
         consumer = begin(kind, **AT_ONCE)
@@ -214,7 +218,7 @@ def test_letter_without_a_reply_is_published_again(fakensqd, begin, kind):
     assert (consumer.stats().given_up, consumer.stats().counts.requeued) == (1, 1)
 
 
-@each_kind
+@some_kinds
 def test_exception_of_give_up_on_is_given_up_with_a_traceback(fakensqd, begin, kind, caplog):
     consumer = begin(kind, lambda: UnicodeError("no text"), give_up_on=ValueError)
     fakensqd.publish("t", b"body")
@@ -225,16 +229,7 @@ def test_exception_of_give_up_on_is_given_up_with_a_traceback(fakensqd, begin, k
     assert (consumer.stats().given_up, consumer.stats().backoff) == (1, "off")
     # Code that gives a message up itself has no exception to show.
     shown = [record for record in caplog.records if record.exc_info]
-    assert len(shown) == (kind not in (Kinds.answered_later, Kinds.answered_by_a_thread, Kinds.queued))
-
-
-def test_all_messages_of_a_call_that_raises_are_given_up(fakensqd, begin):
-    fakensqd.publish("t", *[b"%d" % number for number in range(20)])
-    consumer = begin(Kinds.override_of_handle_messages, max_in_flight=20)
-    wait_until(lambda: consumer.stats().counts.finished == 20)
-
-    assert sorted(letter.body for letter in letters(fakensqd)) == sorted(b"%d" % number for number in range(20))
-    assert (consumer.stats().given_up, consumer.stats().counts.requeued) == (20, 0)
+    assert len(shown) == (kind is not Kinds.answered_by_a_thread)
 
 
 def test_other_messages_of_a_batch_are_handled(fakensqd, begin):
@@ -369,22 +364,6 @@ def test_letter_is_published_before_a_give_up_handler_may_finish_the_message(beg
 
     assert seen == [(1, "no such country")]
     assert consumer.stats().given_up == 1
-
-
-def test_message_whose_give_up_handler_raises_is_requeued(begin, fakensqd):
-    failing = [OSError("no disk")]
-
-    def keep(consumer, message):
-        if failing:
-            raise failing.pop()
-
-    consumer = begin(**AT_ONCE)
-    consumer.on_giving_up.connect(keep, weak=False)
-    fakensqd.publish("t", b"x")
-    wait_until(lambda: consumer.stats().counts.finished)
-
-    assert len(letters(fakensqd)) == 2
-    assert (consumer.stats().failed, consumer.stats().given_up) == (1, 1)
 
 
 def test_message_that_is_answered_already_is_not_given_up(begin, fakensqd):

@@ -59,10 +59,7 @@ def test_delay_of_a_failed_message_is_the_options(nsqd, clock, publish, started,
     ("options", "expected"),
     [
         pytest.param({}, [0, 1, 5, 21, 85], id="default"),
-        pytest.param({"requeue_delay": 0}, [0, 0, 0, 0, 0], id="explicit 0"),
-        pytest.param({"requeue_delay": 500}, [0, 0.5, 1, 1.5, 2], id="explicit ms"),
         pytest.param({"requeue_delay": lambda attempts: 1000 * attempts}, [0, 1, 3, 6, 10], id="function"),
-        pytest.param({"requeue_delay": lambda attempts: 1 / 0}, [0, 1, 5, 21, 85], id="function that raises"),
     ],
 )
 @pytest.mark.parametrize("is_async", [False, True], ids=["in the handler", "later"])
@@ -84,20 +81,6 @@ def test_requeue_without_a_delay_has_that_of_a_failed_message(
     clock.advance(200.0)
 
     assert times == expected
-
-
-def test_requeue_with_delay_0_is_delivered_at_once(nsqd, clock, publish, started):
-    times = []
-
-    def handle(consumer, message):
-        times.append(clock.monotonic())
-        message.requeue(0, backoff=False)
-
-    started(handle, nsqd, max_tries=3)
-    publish(nsqd, b"x")
-    clock.advance(0.5)
-
-    assert len(times) == 3
 
 
 def test_requeue_delay_may_be_changed_while_the_consumer_runs(nsqd, clock, publish, started):
@@ -162,26 +145,6 @@ def test_inbox_stays_bounded_while_all_handlers_hang(nsqd, clock, publish, start
     clock.advance(100.0)
 
 
-def test_messages_of_a_lost_connection_are_not_handled(nsqd, clock, publish, started):
-    handled = []
-
-    def handle(consumer, message):
-        handled.append((message.body, message.attempts))
-        clock.sleep(1.0)
-
-    started(handle, nsqd, max_in_flight=5, concurrency=1)
-    publish(nsqd, b"0")
-    publish(nsqd, b"1", b"2")
-    nsqd.restart()
-    clock.advance(100.0)
-
-    assert handled == [(b"0", 1), (b"0", 2), (b"1", 2), (b"2", 2)] or {body for body, _ in handled[1:]} == {
-        b"0",
-        b"1",
-        b"2",
-    }
-
-
 def test_refused_finish_sends_on_error_with_the_message_id(nsqd, clock, publish, started):
     errors, seen = [], []
     consumer = started(lambda _, message: seen.append(message.id), nsqd)
@@ -200,22 +163,6 @@ def test_message_id_is_read_from_the_error_text():
 
     assert NSQFinishFailed(words, "E_FIN_FAILED").message_id == b"0123456789abcdef"
     assert NSQFinishFailed(b"FIN failed", "E_FIN_FAILED").message_id is None
-
-
-def test_subclass_may_handle_messages_itself(nsqd, clock, publish):
-    got = []
-
-    class Mine(Consumer):
-        def handle_message(self, conn, message):
-            got.append((conn.address, message.body))
-            message.finish()
-
-    with Mine("t", "c", nsqd.tcp_address, clock=clock):
-        clock.advance(0.0)
-        publish(nsqd, b"x")
-
-    assert got == [(nsqd.tcp_address, b"x")]
-    assert channel(nsqd).depth == 0
 
 
 def test_options_are_attributes_as_in_1_0(nsqd):
@@ -358,34 +305,6 @@ def test_idle_timeout_and_longest_pause_may_be_changed_while_the_consumer_runs(n
 
     assert consumer.stats().backoff_failures == 2
     assert (consumer.max_backoff_duration, consumer.low_ready_idle_timeout) == (2, 3)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"message_handler": 5}, TypeError, "message_handler must be callable, not 5"),
-        (
-            {"nope": 1},
-            TypeError,
-            "Consumer has no option nope; options are address_resolver, .*close_timeout, .*reconnect",
-        ),
-        ({"handler_timeout": 0}, ValueError, "handler_timeout 0 must be at least 0.001 s"),
-        (
-            {"backoff": [1]},
-            TypeError,
-            "backoff must be a number of seconds, a timedelta, a function of a count or None, not a list with int",
-        ),
-        ({"backoff": timedelta(seconds=-1)}, ValueError, r"backoff timedelta\(seconds=-1\) must be at least 0 s"),
-        (
-            {"requeue_delay": timedelta(seconds=-1)},
-            ValueError,
-            r"requeue_delay timedelta\(seconds=-1\) must be at least 0 s",
-        ),
-    ],
-)
-def test_invalid_options_are_refused_with_a_hint(nsqd, options, error, words):
-    with pytest.raises(error, match=words):
-        Consumer("t", "c", nsqd.tcp_address, **options)
 
 
 def test_close_without_start_closes_connections_made_by_hand(nsqd, clock):
@@ -742,24 +661,6 @@ def test_handler_timeout_ends_the_whole_call_of_handle_messages(nsqd, clock, pub
     assert channel(nsqd).requeue_count == 2
 
 
-def test_messages_that_time_out_in_handle_messages_are_not_kept(nsqd, clock, publish, together):
-    def outlast(messages):
-        clock.sleep(200.0)
-
-    consumer = together(outlast, msg_timeout=60)
-    publish(nsqd, b"1")
-    clock.advance(150.0)
-    [connection] = consumer._runtime.pool.connections.values()
-    consumer.function = lambda messages: (clock.sleep(5.0), finish_all(messages))
-    clock.advance(200.0)
-    # RDY is updated when the next messages are in flight.
-    publish(nsqd, b"2")
-    clock.advance(20.0)
-
-    assert connection.in_flight_messages.async_messages == set()
-    assert consumer.total_in_flight == 0
-
-
 # --- given up messages ------------------------------------------------------------------------------------------------
 
 
@@ -805,15 +706,6 @@ def test_given_up_message_is_a_warning_with_its_handler_and_last_error(nsqd, pub
     assert keeper.kept == [b"x"]
     assert line.startswith(f"t/c: message {message_id!r} of {nsqd.tcp_address}: given up, delivered 3 times")
     assert "delivered 3 times, max_tries is 2; handed to Keeper; last error: RuntimeError: broken downstream" in line
-
-
-def test_warning_says_that_no_give_up_handler_is_connected(nsqd, publish, clock, started, caplog):
-    started(raising(), nsqd, max_tries=1, **AT_ONCE)
-    publish(nsqd, b"x")
-    clock.advance(1.0)
-
-    (line,) = lines(caplog, "given up")
-    assert "finished and lost: no dead_letter_topic, and nothing is connected to on_giving_up; last error" in line
 
 
 @pytest.mark.parametrize(
@@ -1022,19 +914,6 @@ def test_overdue_handler_is_logged_with_its_line(nsqd, publish, clock, started, 
     assert consumer.stats().handlers_timed_out == 1
 
 
-def test_overdue_handlers_are_logged_once_a_minute(nsqd, publish, clock, started, forever, caplog):
-    consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=3, max_tries=1)
-    publish(nsqd, b"1", b"2", b"3")
-    publish(nsqd, b"4")
-    for _ in range(30):
-        clock.advance(10.0)
-
-    overdue = lines(caplog, "its handler has run")
-    assert 4 <= len(overdue) <= 5
-    assert "(2 more handlers likewise)" in overdue[-1]
-    assert consumer.stats().handlers_overdue == 3
-
-
 def test_handler_that_touches_its_message_is_not_overdue(nsqd, publish, clock, started, caplog):
     def handle(consumer, message):
         with message.touching():
@@ -1046,18 +925,6 @@ def test_handler_that_touches_its_message_is_not_overdue(nsqd, publish, clock, s
 
     assert lines(caplog, "its handler") == []
     assert consumer.stats().counts.finished == 1
-
-
-def test_log_line_of_a_dropped_message_names_the_overdue_handler(nsqd, publish, clock, started, forever, caplog):
-    started(lambda _, message: forever.wait(), nsqd, max_tries=0)
-    publish(nsqd, b"x")
-    for _ in range(30):
-        clock.advance(10.0)
-
-    (line, *_) = lines(caplog, "not handled, it waited for a handler")
-    assert "1 of the 1 running handlers are overdue, the longest has run for" in line
-    assert "handler_timeout" in line
-    assert "lower max_in_flight" not in line
 
 
 def test_async_message_that_times_out_is_logged(nsqd, publish, clock, started, caplog):
@@ -1080,16 +947,3 @@ def test_async_message_that_times_out_is_logged(nsqd, publish, clock, started, c
     assert 4 <= len(lines(caplog, "not answered")) <= 6
     assert consumer.stats().async_timed_out >= 4
     assert consumer.stats().handlers_timed_out == 0
-
-
-def test_given_up_message_that_timed_out_here_is_logged_so(nsqd, publish, clock, started, forever, caplog):
-    started(lambda _, message: forever.wait(), nsqd, max_tries=1, max_in_flight=1, concurrency=2)
-    publish(nsqd, b"x")
-    channel = nsqd.broker.ensure_topic("t").ensure_channel("c", nsqd.now())
-    channel.set_paused(True)
-    clock.advance(70.0)
-    channel.set_paused(False)
-    clock.advance(60.0)
-
-    (line,) = lines(caplog, "given up")
-    assert line.endswith("last error: timed out while its handler ran")

@@ -186,14 +186,6 @@ def test_override_that_is_a_coroutine_or_generator_function_is_refused(name, fun
         kind_of("t", "c", "127.0.0.1:4150")
 
 
-@pytest.mark.parametrize("function", [coroutine, generator])
-def test_handle_batch_that_is_a_coroutine_or_generator_function_is_refused(function):
-    with pytest.raises(TypeError, match=f"handle_batch {function.__name__} is a .* function"):
-        BatchHandler(10, function)
-    with pytest.raises(TypeError, match=f"handle_batch {function.__name__} is a .* function"):
-        type("Mine", (BatchHandler,), {"handle_batch": function})(10)
-
-
 @pytest.mark.parametrize("options", [{}, {"handler_timeout": 5.0}], ids=["unlimited", "limited"])
 @pytest.mark.parametrize("function", [coroutine, generator, asynchronous_generator])
 def test_handler_that_returns_a_coroutine_or_generator_has_failed(nsqd, clock, publish, started, function, options):

@@ -11,7 +11,7 @@ from fakensqd import FakeNsqd
 from fakensqd.faults import error, on
 from gnsq import Consumer, Producer
 from gnsq.consumer.handlers import HandlerSignal
-from tests.helpers import refused_port, wait_until
+from tests.helpers import wait_until
 
 
 @pytest.fixture
@@ -40,16 +40,6 @@ def test_loss_of_a_stable_connection_is_logged_each_time(nsqd, clock, started, l
     first, second = lines(logging.WARNING)
     assert fnmatchcase(first, said)
     assert fnmatchcase(second, f"{said} (and 1 like it since the last such line)")
-
-
-def test_failed_address_of_nsqlookupd_is_logged_as_left_to_the_next_round(lines):
-    address = f"127.0.0.1:{refused_port()}"
-    with Consumer("t", "c", "127.0.0.1:1", message_handler=lambda consumer, message: None) as consumer:
-        consumer.connect_to_nsqd(*address.split(":"))
-        wait_until(lambda: any(address in line for line in lines()))
-
-    (line,) = [line for line in lines() if address in line]
-    assert line.endswith("; not tried again until an nsqlookupd names it")
 
 
 def test_bug_in_the_reader_of_messages_is_one_line_with_its_traceback(fakensqd, caplog):

@@ -71,61 +71,6 @@ def policy(max_in_flight, connections=(), limit=2500, *, on_messages=True, **opt
     return made
 
 
-def test_connection_begins_with_rdy_1():
-    assert policy(10, "ab", on_messages=False).decide({}, 0.0) == {"a": 1, "b": 1}
-
-
-def test_first_message_raises_rdy():
-    made = policy(10, "a", on_messages=False)
-    made.decide({}, 0.0)
-
-    assert made.on_messages("a", 1, 1, 0.0)
-    assert made.decide({"a": 1}, 0.0) == {"a": 10}
-    assert not made.on_messages("a", 1, 1, 0.1)
-
-
-def test_states_are_even_and_the_remainder_goes_to_some():
-    made = policy(11, "abc")
-    made.decide({}, 0.0)
-
-    assert sorted(state.rdy for state in made._states.values()) == [3, 4, 4]
-
-
-def test_max_rdy_count_is_not_exceeded():
-    assert policy(5000, "a", limit=100).decide({}, 0.0) == {"a": 100}
-
-
-def test_rdy_above_max_rdy_count_goes_to_others():
-    made = policy(100, "a", limit=10)
-    made.add("b", 2500, 0.0)
-    made.decide({}, 0.0)
-    made.on_messages("b", 1, 0, 0.0)
-    made.decide({}, 0.0)
-
-    assert (made._states["a"].rdy, made._states["b"].rdy) == (10, 90)
-
-
-def test_same_rdy_is_not_sent_twice():
-    made = policy(10, "ab")
-    made.decide({}, 0.0)
-
-    assert made.decide({"a": 5}, 0.0) == {}
-
-
-def test_new_connection_waits_for_messages_in_flight_on_others():
-    made = policy(10, "a")
-    made.decide({}, 0.0)
-    made.add("b", 2500, 0.0)
-
-    # RDY of b is reserved for a moment, in case that it has messages.
-    assert made.decide({"a": 10}, 0.0) == {"a": 5}
-    assert made.has_unassigned
-    # No other message is on its way from a: it had as many in flight as its RDY allowed.
-    assert made.decide({"a": 9}, 0.0) == {"b": 1}
-    assert made.decide({"a": 9}, GRACE) == {"a": 9}
-    assert not made.has_unassigned
-
-
 def test_lowered_rdy_is_given_to_another_only_after_grace():
     made = policy(10, "a")
     made.decide({}, 0.0)
@@ -138,77 +83,12 @@ def test_lowered_rdy_is_given_to_another_only_after_grace():
     assert made.decide({}, GRACE) == {"a": 9, "b": 1}
 
 
-def test_rdy_is_reserved_for_expected_connections():
-    made = policy(100, "a", on_messages=False)
-    made.decide({}, 0.0)
-    made.expected = 3
-    made.on_messages("a", 1, 1, 0.0)
-    assert made.decide({"a": 1}, 0.0) == {"a": 25}
-
-    made.expected = 0
-    assert made.decide({"a": 1}, 0.1) == {"a": 100}
-
-
-def test_new_connection_waits_for_a_turn():
-    for seed in range(20):
-        made = TablePolicy(1, IDLE, random.Random(seed))
-        made.add("a", 2500, 0.0)
-        assert made.decide({}, 0.0) == {"a": 1}
-        made.add("b", 2500, 0.0)
-        assert made.decide({}, 0.0) == {}
-
-
-def test_rdy_of_a_removed_connection_goes_to_others():
-    made = policy(10, "ab")
-    made.decide({}, 0.0)
-    made.remove("a")
-
-    assert made.decide({}, 0.0) == {"b": 10}
-
-
 def test_removing_twice_is_no_error():
     made = policy(10, "a")
     made.remove("a")
     made.remove("a")
 
     assert made.decide({}, 0.0) == {}
-
-
-def test_rdy_of_an_idle_connection_goes_to_a_starved_one():
-    made = policy(10, "ab")
-    made.decide({}, 0.0)
-    made.on_messages("a", 5, 5, IDLE)
-
-    assert made.decide({"a": 5}, IDLE) == {"b": 1}
-    assert made.decide({"a": 5}, IDLE + GRACE) == {"a": 9}
-
-
-def test_idle_connection_keeps_its_rdy_while_none_is_starved():
-    made = policy(10, "ab")
-    made.decide({}, 0.0)
-    made.on_messages("a", 1, 1, IDLE)
-
-    assert made.decide({"a": 1}, IDLE) == {}
-
-
-def test_idle_connection_gets_its_rdy_back_with_its_next_message():
-    made = policy(10, "ab")
-    made.decide({}, 0.0)
-    made.on_messages("a", 5, 5, IDLE)
-    made.decide({"a": 5}, IDLE)
-    made.decide({"a": 5}, IDLE + GRACE)
-
-    assert made.on_messages("b", 1, 1, IDLE + 2)
-    assert made.decide({"a": 5, "b": 1}, IDLE + 2) == {"a": 5}
-    assert made.decide({"a": 5, "b": 1}, IDLE + 2 + GRACE) == {"b": 5}
-
-
-def test_idle_timeout_is_due_without_an_event():
-    made = policy(10, "ab")
-    made.decide({}, 0.0)
-    made.on_messages("a", 5, 5, 4.0)
-
-    assert made.due(4.0) == IDLE
 
 
 def test_connection_with_less_than_nearly_all_in_flight_is_not_starved():
@@ -219,26 +99,6 @@ def test_connection_with_less_than_nearly_all_in_flight_is_not_starved():
 
     made.on_messages("a", 1, 9, IDLE)
     assert made.decide({"a": 9}, IDLE) == {"b": 1}
-
-
-def test_nothing_is_due_while_no_connection_is_starved():
-    made = policy(10, "ab")
-    made.decide({}, 0.0)
-
-    assert made.due(0.0) is None
-
-
-def test_connections_take_turns_with_max_in_flight_below_their_number():
-    made = policy(1, "abc")
-    now, served, rdy = 0.0, [], {}
-
-    for _ in range(12):
-        rdy.update(made.decide({}, now))
-        served += [key for key, count in rdy.items() if count]
-        assert sum(rdy.values()) <= 1
-        now = made.due(now)
-
-    assert set(served[:6]) == set("abc")
 
 
 @pytest.mark.parametrize(
@@ -273,60 +133,6 @@ def test_turn_begins_when_it_is_granted():
     assert served in (["a", "b"] * 3, ["b", "a"] * 3)
 
 
-def test_paused_policy_gives_rdy_0_to_all():
-    made = policy(4, "ab")
-    made.decide({}, 0.0)
-    made.paused = True
-    assert made.decide({}, 0.0) == {"a": 0, "b": 0}
-
-    made.paused = False
-    assert made.decide({}, 0.0) == {"a": 2, "b": 2}
-
-
-def test_backing_off_gives_rdy_to_the_probe_only():
-    made = policy(4, "ab")
-    made.decide({}, 0.0)
-    made.backing_off = True
-    assert made.decide({}, 0.0) == {"a": 0, "b": 0}
-
-    made.probe = "b"
-    assert made.decide({}, GRACE) == {"b": 1}
-
-
-def test_first_probe_is_the_connection_with_the_last_message():
-    made = policy(9, "abc")
-    made.on_messages("b", 1, 1, 5.0)
-    made.add("d", 2500, 6.0)
-
-    assert made.pick_probe({}) == "b"
-
-
-def test_probe_moves_to_another_without_messages_in_flight():
-    made = policy(4, "abc")
-    made.probe = "a"
-
-    assert {made.pick_probe({"b": 1}) for _ in range(20)} == {"c"}
-    assert policy(4, "a").pick_probe({"a": 1}) == "a"
-    assert policy(4).pick_probe({}) is None
-
-
-def test_removed_connection_is_no_longer_the_probe():
-    made = policy(4, "a")
-    made.probe = "a"
-    made.remove("a")
-
-    assert made.probe is None
-
-
-def test_changed_max_in_flight_is_used():
-    made = policy(10, "a")
-    made.decide({}, 0.0)
-
-    made.max_in_flight = 3
-
-    assert made.decide({"a": 10}, 0.0) == {"a": 3}
-
-
 def test_rdy_that_is_counted_down_is_sent_again_when_less_than_a_quarter_is_left():
     made = policy(100, "a", counts_down=True, on_messages=False)
     assert made.decide({}, 0.0) == {"a": 1}
@@ -337,39 +143,6 @@ def test_rdy_that_is_counted_down_is_sent_again_when_less_than_a_quarter_is_left
     assert made.decide({"a": 1}, 0.0) == {}
     assert made.on_messages("a", 1, 2, 0.0)
     assert made.decide({"a": 2}, 0.0) == {"a": 100}
-
-
-@pytest.mark.parametrize("in_flight", [0, 1, 2])
-def test_rdy_that_is_counted_down_is_sent_whatever_is_in_flight(in_flight):
-    made = policy(2, "a", counts_down=True)
-    made.decide({}, 0.0)
-    made.on_messages("a", 2, 2, 0.0)
-
-    # With a lower RDY, nsqd would send nothing while these are in flight.
-    assert made.decide({"a": in_flight}, 0.0) == {"a": 2}
-
-
-def test_rdy_that_is_counted_down_is_not_sent_again_while_paused():
-    made = policy(2, "a", counts_down=True)
-    made.decide({}, 0.0)
-    made.paused = True
-    assert made.decide({}, 0.0) == {"a": 0}
-    made.on_messages("a", 2, 2, 0.0)
-
-    assert made.decide({"a": 2}, 0.0) == {}
-
-
-def test_lowered_max_in_flight_reduces_all_while_one_exceeds_its_rdy():
-    made = policy(30, "abc")
-    made.decide({}, 0.0)
-    made.max_in_flight = 12
-
-    made.decide({"a": 10}, 0.0)
-
-    rdy = {key: state.rdy for key, state in made._states.items()}
-    assert rdy["b"] + rdy["c"] == 2
-    made.decide({"a": 2}, GRACE)
-    assert {key: state.rdy for key, state in made._states.items()} == {"a": 4, "b": 4, "c": 4}
 
 
 def test_answers_to_late_messages_free_their_rdy():
@@ -609,7 +382,7 @@ class RdyMachine(RuleBasedStateMachine):
         assert all(nsqd.got for nsqd in self.nsqds.values()), {key: nsqd.got for key, nsqd in self.nsqds.items()}
 
 
-RdyMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+RdyMachine.TestCase.settings = settings(stateful_step_count=40, deadline=None)
 TestRdyMachine = RdyMachine.TestCase
 
 
@@ -712,7 +485,7 @@ class Simulation:
 
 
 @pytest.mark.parametrize("rest", [0.0, 0.3])
-@pytest.mark.parametrize("seed", [*range(1, 10), 38])
+@pytest.mark.parametrize("seed", [1, 2, 3, 38])
 @pytest.mark.slow
 def test_none_of_many_nsqds_exceeds_the_limit_or_starves(seed, rest):
     simulation = Simulation(seed, 200.0, rest)
@@ -721,15 +494,3 @@ def test_none_of_many_nsqds_exceeds_the_limit_or_starves(seed, rest):
 
     turns = 1 + len(simulation.nsqds) / simulation.max_in_flight
     assert simulation.longest <= turns * (TURN + IDLE)
-
-
-def test_order_of_new_connections_depends_on_the_seed_only():
-    assert policy(2, "abc", on_messages=False).decide({}, 0.0) == policy(2, "abc", on_messages=False).decide({}, 0.0)
-
-
-@pytest.mark.parametrize("paused", [True, False])
-def test_policy_without_connections_sends_no_rdy(paused):
-    made = policy(5)
-    made.paused = paused
-
-    assert made.decide({}, 0.0) == {}

@@ -40,24 +40,6 @@ def test_close_waits_for_delivered_messages(nsqd, clock, publish, started):
     assert not consumer.is_running
 
 
-def test_no_new_messages_are_delivered_after_close(nsqd, clock, publish, started):
-    got = []
-
-    def handle(consumer, message):
-        got.append(message.body)
-        clock.sleep(1.0)
-
-    nsqd.record()
-    consumer = started(handle, nsqd)
-    publish(nsqd, b"1")
-    gevent.spawn(consumer.close)
-    publish(nsqd, b"2")
-    clock.advance(5.0)
-
-    assert got == [b"1"]
-    assert nsqd.transcript.commands()[2:] == ["RDY", "RDY", "CLS", "FIN"]
-
-
 def test_unanswered_messages_are_requeued_at_the_deadline(nsqd, clock, publish, started, caplog):
     forever = Event()
     consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=10, concurrency=1, close_timeout=5.0)
@@ -92,20 +74,6 @@ def test_async_message_may_be_answered_during_the_close(nsqd, clock, publish, st
 
     assert not consumer.is_running
     assert channel(nsqd).depth == 0
-
-
-def test_timeout_of_close_replaces_close_timeout(nsqd, clock, publish, started):
-    forever = Event()
-    consumer = started(lambda _, message: forever.wait(), nsqd)
-    publish(nsqd, b"1")
-    closing = gevent.spawn(consumer.close, timeout=3.0)
-    clock.advance(2.9)
-    assert not closing.ready()
-    clock.advance(0.2)
-
-    assert closing.ready()
-    assert channel(nsqd).depth == 1
-    forever.set()
 
 
 def test_handler_may_close_and_wait_for_the_others(nsqd, clock, publish, started):
@@ -199,15 +167,6 @@ def test_second_close_does_nothing(nsqd, clock, started):
     consumer.close()
 
     assert closed == [consumer]
-
-
-def test_close_before_start_is_final(nsqd, caplog):
-    consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: None)
-    consumer.close()
-    consumer.join(1)
-    consumer.start()
-
-    assert "was closed; make a new one" in caplog.text
 
 
 def test_close_while_the_consumer_connects_ends_the_attempt(nsqd, clock):

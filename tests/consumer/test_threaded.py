@@ -72,26 +72,6 @@ def test_greenlets_of_the_caller_run_while_it_waits(fakensqd):
     assert not consumer.is_running
 
 
-def test_any_thread_may_wait_for_the_end(fakensqd):
-    ended = []
-    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=ignore, threaded=True)
-    consumer.start(block=False)
-
-    def wait():
-        consumer.join()
-        ended.append(consumer.is_running)
-
-    waiting = [threading.Thread(target=wait) for _ in range(3)]
-    for thread in waiting:
-        thread.start()
-    consumer.join(timeout=0.01)
-    assert consumer.is_running
-    consumer.close()
-    wait_until(lambda: not any(thread.is_alive() for thread in waiting), LIMIT)
-
-    assert ended == [False] * 3
-
-
 def test_close_with_a_timeout_waits_and_requeues_the_rest(fakensqd, publish):
     begun = threading.Event()
 
@@ -109,17 +89,6 @@ def test_close_with_a_timeout_waits_and_requeues_the_rest(fakensqd, publish):
     assert not consumer.is_running
     fakensqd.wait_until(lambda nsqd: nsqd.depth("t", "c") == 1)
     assert "gnsq-t/c" not in thread_names()
-
-
-def test_on_close_is_sent_before_join_returns(fakensqd):
-    events = []
-    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=ignore, threaded=True)
-    consumer.on_close.connect(lambda consumer: events.append(threading.current_thread().name), weak=False)
-
-    with consumer:
-        pass
-
-    assert events == ["gnsq-t/c"]
 
 
 def test_nsqds_may_be_added_and_options_changed_from_other_threads(fakensqd, publish):
