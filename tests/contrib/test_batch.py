@@ -9,7 +9,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from gnsq import Consumer, Message
+from gnsq import Message
 from gnsq.contrib.batch import BatchHandler
 from gnsq.errors import NSQRequeueMessage
 from tests.helpers import channel_stats, wait_until
@@ -41,16 +41,6 @@ def settled(nsqd):
 # --- when a batch runs
 
 
-def test_full_batch_is_handled_and_finished(fakensqd, publish, consume, batches):
-    consume(BatchHandler(3, batches), max_in_flight=10)
-
-    publish(b"1", b"2", b"3")
-    wait_until(lambda: batches)
-
-    assert batches == [[b"1", b"2", b"3"]]
-    wait_until(lambda: settled(fakensqd))
-
-
 @pytest.mark.filterwarnings("error")
 def test_messages_that_wait_for_a_handler_are_no_starvation(still_publish, still_consume, batches, clock):
     still_consume(BatchHandler(5, batches, clock=clock), max_in_flight=10)
@@ -58,15 +48,6 @@ def test_messages_that_wait_for_a_handler_are_no_starvation(still_publish, still
     still_publish(*[b"%d" % number for number in range(10)])
 
     assert [len(batch) for batch in batches] == [5, 5]
-
-
-def test_starved_consumer_runs_its_batch_at_once_with_a_warning(still_publish, still_consume, batches, clock):
-    still_consume(BatchHandler(5, batches, clock=clock), max_in_flight=2)
-
-    with pytest.warns(RuntimeWarning, match="too large for its max_in_flight"):
-        still_publish(b"1", b"2", b"3")
-
-    assert batches == [[b"1", b"2"]]  # the third is in flight alone
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -87,16 +68,6 @@ def test_timeout_counts_from_the_first_message_of_a_batch(still_publish, still_c
     assert len(batches) == 1
     clock.advance(0.2)
     assert batches == [[b"1", b"2"], [b"3"]]
-
-
-def test_batch_that_runs_by_its_timeout_is_a_warning(still_publish, still_consume, batches, clock):
-    still_consume(BatchHandler(100, batches, timeout=1, clock=clock), max_in_flight=100)
-    still_publish(b"1")
-
-    with pytest.warns(RuntimeWarning, match="not full when its time is over"):
-        clock.advance(1.1)
-
-    assert batches == [[b"1"]]
 
 
 def test_warning_that_is_turned_into_an_error_loses_no_message(still_publish, still_consume, batches, clock, caplog):
@@ -120,16 +91,6 @@ def test_batch_runs_before_nsqd_takes_its_messages_back(still_publish, still_con
     assert batches == []
     clock.advance(0.2)
     assert batches == [[b"1"]]
-
-
-def test_without_a_timeout_a_batch_waits_for_messages(still_publish, still_consume, batches, clock):
-    still_consume(BatchHandler(2, batches, timeout=None, clock=clock), max_in_flight=100, msg_timeout=600)
-    still_publish(b"1")
-
-    clock.advance(200)
-    assert batches == []
-    still_publish(b"2")
-    assert batches == [[b"1", b"2"]]
 
 
 def test_unfinished_batch_is_handled_when_the_consumer_closes(
@@ -228,17 +189,6 @@ def test_message_whose_handle_message_raises_is_requeued_and_the_others_stay(fak
     assert got == [[1]]
     assert errors == [(ValueError, b"two")]
     wait_until(lambda: channel_stats(fakensqd, "t", "c")["deferred_count"] == 1)
-
-
-def test_empty_batch_is_not_handled(fakensqd, publish, consume, batches):
-    def refuse(message):
-        raise ValueError("none of these")
-
-    consume(BatchHandler(2, batches, handle_message=refuse), max_in_flight=10, requeue_delay=60_000)
-    publish(b"1", b"2")
-    wait_until(lambda: channel_stats(fakensqd, "t", "c")["deferred_count"] == 2)
-
-    assert batches == []
 
 
 def test_failed_batch_is_requeued_as_a_whole(still_nsqd, still_publish, still_consume, clock):
@@ -406,16 +356,6 @@ def test_message_that_is_answered_already_is_in_no_batch(batches):
 
     assert batches == [[b"2"]]
     assert other.has_responded()
-
-
-def test_message_without_a_known_msg_timeout_waits_for_its_batch(batches):
-    handler = BatchHandler(2, batches, timeout=None, spawn=lambda function, *arguments: function(*arguments))
-    consumer = Consumer("t", "c", "127.0.0.1")
-
-    for body in (b"1", b"2"):
-        handler(consumer, Message(1, 1, b"0123456789abcdef", body))
-
-    assert batches == [[b"1", b"2"]]
 
 
 def test_batch_that_can_not_be_spawned_is_requeued(fakensqd, publish, consume, batches):

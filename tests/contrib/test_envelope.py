@@ -21,19 +21,9 @@ def test_envelope_is_encoded_as_documented():
     assert unwrap(envelope) == (b"hello", {"a": "xyz"})
 
 
-@given(BODIES, HEADERS)
-def test_wrapped_body_comes_back_with_its_headers(body, headers):
-    assert unwrap(wrap(body, headers)) == (body, headers)
-
-
 @given(BODIES, HEADERS, HEADERS)
 def test_envelope_in_an_envelope_is_unwrapped_one_by_one(body, inner, outer):
     assert unwrap(wrap(wrap(body, inner), outer)) == (wrap(body, inner), outer)
-
-
-@given(BODIES, HEADERS)
-def test_body_may_be_appended_to_an_empty_envelope(body, headers):
-    assert wrap(b"", headers) + body == wrap(body, headers)
 
 
 @given(BODIES, HEADERS, st.data())
@@ -83,12 +73,6 @@ def test_bytes_without_an_envelope_are_returned_unchanged(body):
 
     assert got is body
     assert headers == {}
-
-
-def test_largest_headers_fit():
-    headers = {"name": "v" * (MAX_HEADERS_SIZE - 8)}
-
-    assert unwrap(wrap(b"body", headers)) == (b"body", headers)
 
 
 REFUSED = [

@@ -1,7 +1,6 @@
 """Give-up handlers: a message is stored when they return, or they raise and it is requeued."""
 
 import base64
-import io
 import json
 import os
 import stat
@@ -9,7 +8,7 @@ import stat
 import gevent
 import pytest
 
-from fakensqd import FakeNsqd, on
+from fakensqd import on
 from fakensqd.faults import answer
 from gnsq import Consumer, Message
 from gnsq.contrib.giveup import (
@@ -63,16 +62,6 @@ def test_log_give_up_handler_writes_the_body_as_text(capsys, body, written):
     LogGiveupHandler()(CONSUMER, message(body))
 
     assert capsys.readouterr().out == written
-
-
-@pytest.mark.parametrize("kind", [LogGiveupHandler, JSONLogGiveupHandler])
-def test_log_give_up_handler_may_write_bytes(kind):
-    file = io.BytesIO()
-
-    kind(file.write, newline=b"\r\n")(CONSUMER, message())
-
-    assert b"body" in file.getvalue()
-    assert file.getvalue().endswith(b"\r\n")
 
 
 @pytest.mark.parametrize(("text", "newline"), [("mine", "!"), (b"mine", "!"), ("mine", b"!"), (b"mine", b"!")])
@@ -183,13 +172,6 @@ def test_empty_directory_is_refused():
         DirectoryGiveupHandler("")
 
 
-def test_mode_without_the_owner_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="mode 0077 is not usable"):
-        DirectoryGiveupHandler(tmp_path / "given-up", mode=0o077)
-
-    assert not (tmp_path / "given-up").exists()
-
-
 # --- nsqd
 
 
@@ -208,16 +190,6 @@ def test_nsqd_that_fails_is_followed_by_the_others(fakensqd):
     handler(CONSUMER, message(b"2"))
 
     assert sorted(bodies(fakensqd, "dead")) == [b"1", b"2"]
-
-
-def test_nsqds_take_turns(fakensqd):
-    with FakeNsqd().in_thread() as other:
-        handler = NsqdGiveupHandler("dead", [fakensqd.http_address, other.http_address])
-        for number in range(4):
-            handler(CONSUMER, message(b"%d" % number))
-
-        assert bodies(fakensqd, "dead") == [b"0", b"2"]
-        assert bodies(other, "dead") == [b"1", b"3"]
 
 
 def test_message_that_no_nsqd_accepts_is_requeued(fakensqd, give_up):

@@ -76,14 +76,6 @@ def test_clients_that_are_not_started_are_live_and_a_producer_is_ready(consumer,
     assert ask(application, "/ready")[::2] == (503, "t/c: not started: start() does it\n")
 
 
-def test_consumer_whose_topic_nobody_has_published_to_is_ready(fakelookupd):
-    consumer = Consumer(
-        "t", "c", lookupd_http_addresses=fakelookupd.http_address, message_handler=lambda consumer, message: None
-    )
-    with consumer:
-        assert states(HealthApplication(consumer)) == (200, 200)
-
-
 def test_consumer_without_an_nsqd_is_neither_and_says_why(consumer):
     address = f"127.0.0.1:{refused_port()}"
     application = HealthApplication(one := consumer(address=address))
@@ -177,24 +169,6 @@ def test_threaded_consumer_whose_handler_blocks_is_not_live(fakensqd, consumer):
         "t/c: the hub of its thread has not run for 0.05 s: a handler or other code blocks it\n",
     )
     wait_until(lambda: states(application) == (200, 200))
-
-
-def test_address_that_is_no_nsqlookupd_is_not_live(fakensqd):
-    with Consumer(
-        "t",
-        "c",
-        fakensqd.tcp_address,
-        f"http://user:hunter2@{fakensqd.http_address}",
-        message_handler=lambda consumer, message: None,
-    ) as wrong:
-        application = HealthApplication(wrong)
-        wait_until(lambda: states(application) == (503, 200))
-        live, ready, stats = (ask(application, path) for path in ("/live", "/ready", "/stats"))
-
-    assert (live[0], ready[0], stats[0]) == (503, 200, 200)
-    assert live[2].startswith(f"t/c: http://{fakensqd.http_address}/: ")
-    assert fakensqd.http_address in stats[2]
-    assert "hunter2" not in live[2] + stats[2]
 
 
 def test_application_without_a_client_raises():

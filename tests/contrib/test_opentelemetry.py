@@ -8,7 +8,6 @@ import gevent
 import pytest
 from gevent.event import Event
 from opentelemetry import baggage, context, propagate, trace
-from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -72,22 +71,6 @@ def test_span_of_a_handled_message_has_its_attributes(fakensqd, publish, consume
     assert len(message_id) == 16
     assert span.status.status_code is StatusCode.UNSET
     assert span.instrumentation_scope.name == "gnsq"
-
-
-@pytest.mark.parametrize(
-    ("responder", "expected"),
-    [
-        pytest.param(None, {}, id="nowhere"),
-        pytest.param(SimpleNamespace(nsqd="[::1]:4150"), {"server.address": "::1", "server.port": 4150}, id="IPv6"),
-        pytest.param(SimpleNamespace(nsqd="/run/nsqd"), {"server.address": "/run/nsqd"}, id="unix socket"),
-    ],
-)
-def test_server_is_where_the_message_came_from(spans, responder, expected):
-    message = Message(1, 1, b"0123456789abcdef", b"body", responder)
-
-    traced(lambda consumer, message: None, tracer_provider=spans.provider)(CONSUMER, message)
-
-    assert {name: value for name, value in spans()[0].attributes.items() if name.startswith("server.")} == expected
 
 
 @pytest.mark.parametrize(
@@ -230,13 +213,6 @@ def test_envelope_names_the_span_of_the_send(fakensqd, send_enveloped, spans, pu
     assert dict(span.attributes) == attributes
 
 
-def test_options_and_results_are_those_of_the_producer(fakensqd, send):
-    assert send.publish("t", b"later", 60_000) == b"OK"
-    assert send.publish("t", data=b"body", timeout=5) == b"OK"
-
-    assert fakensqd.transcript.commands()[-2:] == ["DPUB", "PUB"]
-
-
 @pytest.mark.parametrize(
     "publish",
     [
@@ -256,15 +232,6 @@ def test_refusal_is_recorded_and_raised(fakensqd, send, spans, publish):
     assert span.status.status_code is StatusCode.ERROR
     assert span.attributes["error.type"] == type(caught.value).__name__
     assert [event.name for event in span.events] == ["exception"]
-
-
-def test_failed_chunk_is_recorded_if_it_is_not_raised(fakensqd, send, spans):
-    with fakensqd.add(on.reply(), error("E_BAD_MESSAGE")):
-        (chunk,) = send.publish_many("t", [b"1", b"2"], raise_error=False)
-
-    (span,) = spans()
-    assert span.status.description == f"NSQBadMessage: {chunk.error}"
-    assert span.attributes["messaging.batch.message_count"] == 2
 
 
 @pytest.mark.parametrize(
@@ -427,18 +394,6 @@ def test_close_ends_spans_that_the_thread_of_the_producer_left(fakensqd):
     assert len(seen) == 3
 
 
-def test_close_in_the_hub_itself_does_not_wait(send, spans, capfd):
-    answer = send.publish_async("t", b"body")
-
-    gevent.get_hub().loop.run_callback(send.close)
-    answer.get(5)
-    send.join(5)
-    wait_until(spans)
-
-    assert not send.is_running
-    assert capfd.readouterr().err == ""
-
-
 FORKING = """
 import os, sys, time
 import gevent, gevent.os
@@ -490,14 +445,6 @@ def test_forked_child_ends_only_its_own_spans(fakensqd, in_child, count):
     assert ran.stdout.splitlines() == [f"child: 0 {count} True", "parent: 1"]
 
 
-def test_span_is_within_the_one_that_publishes(send, spans):
-    with spans.provider.get_tracer("mine").start_as_current_span("request") as request:
-        send.publish("t", b"body")
-
-    sent = next(span for span in spans() if span.name == "send t")
-    assert sent.parent == request.get_span_context()
-
-
 def test_other_attributes_are_those_of_the_wrapped_producer(fakensqd):
     producer = Producer(fakensqd.tcp_address)
     with TracedProducer(producer) as traced_producer:
@@ -523,14 +470,6 @@ def propagator():
     before = propagate.get_global_textmap()
     yield propagate.set_global_textmap
     propagate.set_global_textmap(before)
-
-
-def test_without_headers_there_is_no_envelope(fakensqd, send_enveloped, propagator):
-    propagator(CompositePropagator([]))
-
-    send_enveloped.publish("t", b"body")
-
-    assert fakensqd.transcript.published("t") == [b"body"]
 
 
 def test_headers_too_large_for_an_envelope_are_left_out(fakensqd, send_enveloped, propagator, caplog):
@@ -583,15 +522,6 @@ def test_handling_is_in_the_trace_of_the_send(consume, send_enveloped, spans):
     assert processed.attributes["messaging.message.body.size"] == 4
 
 
-def test_message_without_an_envelope_begins_a_trace(spans):
-    message = Message(1, 1, b"0123456789abcdef", b"body")
-
-    traced(lambda consumer, message: None, envelope=True, tracer_provider=spans.provider)(CONSUMER, message)
-
-    (span,) = spans()
-    assert (span.parent, list(span.links), message.body) == (None, [], b"body")
-
-
 def test_headers_without_a_trace_leave_the_span_where_it_is(spans):
     handler = traced(lambda consumer, message: None, envelope=True, tracer_provider=spans.provider)
     with spans.provider.get_tracer("mine").start_as_current_span("test") as around:
@@ -630,20 +560,6 @@ def test_envelope_of_a_message_that_is_handled_again_is_removed_once(spans):
 
     assert seen == [body, body]
     assert [(span.context.trace_id, span.parent.span_id) for span in spans()] == [(TRACE_ID, SPAN_ID)] * 2
-
-
-def test_without_an_sdk_the_handler_sees_the_body():
-    assert traced(lambda consumer, message: message.body, envelope=True)(CONSUMER, enveloped()) == b"body"
-
-
-def test_envelope_is_not_removed_by_default(spans):
-    seen = []
-    handler = traced(lambda consumer, message: seen.append(unwrap(message.body)), tracer_provider=spans.provider)
-
-    handler(CONSUMER, enveloped())
-
-    assert seen == [(b"body", HEADERS)]
-    assert spans()[0].parent is None
 
 
 @pytest.mark.subprocess

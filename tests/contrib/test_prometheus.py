@@ -15,7 +15,7 @@ from gnsq import NsqdHTTPClient, Producer
 from gnsq.contrib.prometheus import NsqdCollector, StatsCollector
 from gnsq.errors import NSQUnknown
 from gnsq.stats import ConnectionStats, ConsumerStats, Histogram, MessageCounts, ProducerConnectionStats, ProducerStats
-from tests.helpers import peer, refused_port, wait_until
+from tests.helpers import peer, wait_until
 
 OWN = {"topic": "t", "channel": "c"}
 
@@ -295,34 +295,6 @@ def test_producer_has_counters_of_outcomes_and_gauges():
     assert [values[produced("stalled_connections", nsqd=nsqd)] for nsqd in ("a:1", "b:2")] == [0, 1]
 
 
-def test_producers_are_added_up_beside_consumers():
-    values = scrape(
-        StatsCollector(
-            Publisher(confirmed=5, pending=1, confirmed_by_nsqd={"a:1": 5}),
-            Publisher(confirmed=7, pending=2, confirmed_by_nsqd={"a:1": 6, "b:2": 1}),
-            Subscriber(failed=2),
-        )
-    )
-
-    assert values[produced("messages_confirmed_total")] == 12
-    assert values[produced("pending")] == 3
-    assert confirmed(values) == {"a:1": 11, "b:2": 1}
-    assert values[key("handler_failures_total")] == 2
-
-
-def test_running_producer_is_scraped(fakensqd):
-    with Producer(fakensqd.tcp_address) as producer:
-        collector = StatsCollector(producer)
-        producer.multipublish("t", [b"x"] * 20)
-
-        values = scrape(collector)
-
-    assert values[produced("messages_confirmed_total")] == 20
-    assert values[produced("connections")] == 1
-    assert values[produced("publish_latency_seconds_count")] >= 1
-    assert confirmed(values) == {fakensqd.tcp_address: 20}
-
-
 def test_scrapes_at_once_count_once():
     source = Subscriber(failed=2)
     collector = StatsCollector(source)
@@ -392,16 +364,6 @@ def test_nsqd_collector_counts_clients_and_leaves_out_ephemeral_names(fakensqd, 
 
     assert clients == {(fakensqd.http_address, "t", "c"): 1}
     assert list(nsqd_values(collector, "nsqd_topic_depth")) == [(fakensqd.http_address, "t")]
-
-
-def test_nsqd_collector_shows_servers_that_do_not_answer(fakensqd, collect_nsqds):
-    fakensqd.publish("t", b"1")
-    gone = f"127.0.0.1:{refused_port()}"
-    collector = collect_nsqds(nsqd_http_addresses=[fakensqd.http_address, gone], lookupd_http_addresses=gone)
-
-    assert nsqd_values(collector, "nsqd_up") == {(fakensqd.http_address,): 1, (gone,): 0}
-    assert nsqd_values(collector, "nsqlookupd_up") == {(gone,): 0}
-    assert nsqd_values(collector, "nsqd_topic_depth") == {(fakensqd.http_address, "t"): 1}
 
 
 OTHERS = [

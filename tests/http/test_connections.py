@@ -6,7 +6,6 @@ import socket
 import ssl
 import textwrap
 import threading
-from datetime import timedelta
 
 import gevent
 import pytest
@@ -97,15 +96,6 @@ def test_slow_server_does_not_delay_a_call_beyond_its_deadline(release, client_o
         assert peer.lines == [f"{method} /x"]
 
 
-def test_call_takes_a_timeout_of_its_own(release, client_of):
-    with (
-        http_peer(trickling(release, b"", b"")) as peer,
-        gevent.Timeout(5),
-        pytest.raises(NSQHttpError, match=r"within 0\.05 s"),
-    ):
-        client_of(peer, timeout=60).request("POST", "x", timeout=timedelta(milliseconds=50))
-
-
 @pytest.mark.slow
 def test_slots_are_free_again_after_timeouts(release, client_of):
     with http_peer(trickling(release, HEAD, b"X-H: 1\r\n")) as slow:
@@ -128,11 +118,6 @@ def test_waiting_for_a_slot_counts(release, client_of):
 
         first.kill()
         assert peer.lines == ["GET /first"]
-
-
-def test_retries_are_within_the_deadline(client_of):
-    with gevent.Timeout(5), pytest.raises(NSQHttpError, match=r"nothing could be sent within 0\.5 s"):
-        client_of(f"127.0.0.1:{refused_port()}", timeout=SHORT, retries=1000).request("GET", "x")
 
 
 def holding_x(release):
@@ -161,44 +146,6 @@ def test_killed_caller_frees_its_slot_and_closes_its_connection(release, client_
 
 
 # --- what other greenlets do ------------------------------------------------------------------------------------------
-
-TICKS = """
-    import gevent
-    from gevent.event import Event
-    from gnsq.httpclient import HTTPClient
-    from tests.http.peer import http_peer, reply
-
-    ticks = []
-    enough = Event()
-
-    def tick():
-        while True:
-            gevent.sleep(1e-6)
-            ticks.append(1)
-            if len(ticks) == 20:
-                enough.set()
-
-    def answer(asked, sock):
-        gevent.spawn(tick)
-        # The response is sent only after the other greenlets have run.
-        assert enough.wait(30)
-        return reply(b"OK")
-
-    with http_peer(answer) as peer:
-        assert HTTPClient.from_url(peer.address).request("GET", "x") == b"OK"
-    assert len(ticks) >= 20
-    print("ticked")
-"""
-
-
-@pytest.mark.parametrize("patch", ["", "from gevent import monkey; monkey.patch_all()"], ids=["plain", "patched"])
-@pytest.mark.subprocess
-def test_other_greenlets_run_while_a_response_is_delayed(patch):
-    code = patch + "\n" + textwrap.dedent(TICKS)
-
-    done = run_program(code, flags=())
-
-    assert (done.stdout, done.stderr) == ("ticked\n", "")
 
 
 def test_other_greenlets_run_while_a_long_response_is_read(client_of):
@@ -270,14 +217,6 @@ def test_deadline_and_close_hold_in_a_patched_process():
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
-def test_body_in_small_chunks_is_read(client_of):
-    body = b"0123456789" * 30_000
-    chunks = b"".join(b"a\r\n" + body[start : start + 10] + b"\r\n" for start in range(0, len(body), 10))
-    answer = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
-    with http_peer(lambda asked, sock: answer) as peer:
-        assert client_of(peer).request("GET", "x") == body
-
-
 def test_connections_are_kept_and_used_again(client_of):
     with http_peer(lambda asked, sock: reply()) as peer:
         client = client_of(peer)
@@ -285,16 +224,6 @@ def test_connections_are_kept_and_used_again(client_of):
             client.request("POST", "x", body=b"body")
 
         assert (len(peer.requests), peer.connections) == (5, 1)
-
-
-def test_many_greenlets_share_a_client(client_of):
-    with http_peer(lambda asked, sock: reply(asked.query.encode())) as peer:
-        client = client_of(peer, maxsize=3)
-        calls = [gevent.spawn(client.request, "GET", "x", {"n": number}) for number in range(50)]
-        gevent.joinall(calls, timeout=30)
-
-        assert [call.value for call in calls] == [b"n=%d" % number for number in range(50)]
-        assert peer.connections <= 3
 
 
 @pytest.mark.parametrize("destroyed", [True, False], ids=["destroyed", "left"])
@@ -385,15 +314,6 @@ def test_post_survives_a_connection_that_was_closed_before(client_of):
         assert [asked.body for asked in peer.requests] == [b"1", b"2"]
 
 
-@pytest.mark.parametrize(("method", "tries"), [("GET", 3), ("POST", 1), ("PUT", 1)])
-def test_only_a_get_without_a_response_is_retried(client_of, method, tries):
-    with http_peer(lambda asked, sock: None) as peer:
-        with pytest.raises(NSQHttpError, match="no response"):
-            client_of(peer, retries=2).request(method, "x")
-
-        assert len(peer.requests) == tries
-
-
 def test_error_responses_are_not_retried(client_of):
     with http_peer(lambda asked, sock: reply(b"", "503 Service Unavailable")) as peer:
         with pytest.raises(NSQHttpError, match="<503>"):
@@ -420,19 +340,6 @@ def test_every_method_is_retried_if_no_connection_could_be_made(client_of, caplo
         assert caller.get(timeout=10) == b"came up"
     finally:
         server.stop(timeout=0)
-
-
-def test_unreachable_says_that_nothing_was_sent(client_of):
-    with pytest.raises(NSQHttpUnreachable, match="can't connect: Connection refused") as caught:
-        client_of(f"127.0.0.1:{refused_port()}", retries=0).request("POST", "x")
-
-    assert isinstance(caught.value, NSQNoConnections)
-    assert (caught.value.status, caught.value.body) == (None, b"")
-
-
-def test_unknown_host_is_unreachable(client_of):
-    with pytest.raises(NSQHttpUnreachable, match="can't connect"):
-        client_of("http://no-such-host.invalid:1", retries=0).request("GET", "x")
 
 
 # --- close and fork
@@ -478,16 +385,6 @@ def test_close_ends_retries(caplog):
     client.close()
 
     assert "client was closed" in caller.get(timeout=5)
-
-
-def test_closed_client_opens_new_connections():
-    with http_peer(lambda asked, sock: reply()) as peer, HTTPClient.from_url(peer.address) as client:
-        client.request("GET", "x")
-        client.close()
-        client.close()
-
-        assert client.request("GET", "x") == b"OK"
-        assert peer.connections == 2
 
 
 @CLOSES

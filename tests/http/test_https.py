@@ -119,18 +119,6 @@ def test_untrusted_certificate_is_refused_and_not_tried_again(server_files):
         assert served.requests == []
 
 
-def test_certificate_of_another_ca_is_refused(tmp_path, server_files):
-    other = Authority(tmp_path, "other-ca")
-    with https_peer(server_files) as served, pytest.raises(NSQHttpUnreachable, match="certificate not accepted"):
-        ask(served, ca_certs=other.path)
-
-
-def test_certificate_of_another_host_is_refused(ca):
-    files = ca.issue("elsewhere", "127.0.0.9")
-    with https_peer(files) as served, pytest.raises(NSQHttpUnreachable, match="IP address mismatch"):
-        ask(served, ca_certs=ca.path)
-
-
 @pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
 @pytest.mark.parametrize("cert_reqs", ["CERT_NONE", "NONE", ssl.CERT_NONE, 0])
 def test_cert_none_trusts_any_certificate(ca, cert_reqs):
@@ -196,11 +184,6 @@ def test_https_to_a_plain_server_has_a_hint(ca):
     plain = peer(lambda sock: sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
     with plain as address, pytest.raises(NSQHttpUnreachable, match="plain http"):
         HTTPClient.from_url(f"https://{address}", ca_certs=ca.path).request("GET", "ping")
-
-
-def test_plain_http_to_a_tls_server_fails(server_files):
-    with https_peer(server_files) as served, pytest.raises(NSQHttpError, match="no response"):
-        ask(served, scheme="http", retries=0)
 
 
 def test_go_servers_text_about_plain_http_is_explained():

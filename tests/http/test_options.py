@@ -115,30 +115,9 @@ def test_options_show_no_secret():
     assert SECRET not in repr(options)
 
 
-@pytest.mark.parametrize("host", ["", "a b", "http://h", "u:p@h", "h/x", "[::1", "h\n", "h:80", "h,i"])
-def test_invalid_host_is_refused(host):
-    with pytest.raises(ValueError, match="host must be a name"):
-        HTTPClient(host, 80)
-
-
-@pytest.mark.parametrize("port", [0, 65536, "x", True, 1.5])
-def test_invalid_port_is_refused(port):
-    with pytest.raises(ValueError, match=r"port .* is not a number from 1 to 65535"):
-        HTTPClient("h", port)
-
-
-def test_host_must_be_a_str():
-    with pytest.raises(TypeError, match="host of an address must be a str"):
-        HTTPClient(b"h", 80)
-
-
 def test_scheme_is_http_or_https():
     with pytest.raises(ValueError, match="scheme 'ftp' must be"):
         HTTPClient("h", 80, scheme="ftp")
-
-
-def test_port_may_be_a_str():
-    assert HTTPClient("h", "4151").port == 4151
 
 
 @pytest.mark.parametrize(

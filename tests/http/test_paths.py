@@ -71,14 +71,6 @@ def test_server_with_old_and_new_paths_is_supported():
     ]
 
 
-def test_unknown_topic_is_no_unknown_path():
-    missing = reply(b'{"message":"TOPIC_NOT_FOUND"}', "404 Not Found", "application/json")
-    with http_peer(lambda asked, sock: missing) as served, pytest.raises(NSQHttpError, match="TOPIC_NOT_FOUND"):
-        HTTPClient.from_url(served.address).request("POST", "topic/empty", old_path="empty_topic")
-
-    assert served.lines == ["POST /topic/empty"]
-
-
 def test_error_of_the_first_path_is_raised_if_both_are_unknown():
     with http_peer(knowing()) as served, pytest.raises(NSQHttpError, match=r"/pub: http error <404> NOT_FOUND"):
         HTTPClient.from_url(served.address).request("POST", "pub", old_path="put")
@@ -95,17 +87,6 @@ def test_old_path_is_remembered_after_an_error_of_its_endpoint():
                 client.request("POST", "pub", old_path="put")
 
     assert served.lines == ["POST /pub", "POST /put", "POST /put"]
-
-
-def test_old_path_without_a_response_is_an_error():
-    with http_peer(lambda asked, sock: None if asked.path == "/put" else OLD_404) as served:
-        client = HTTPClient.from_url(served.address)
-        for _ in range(2):
-            with pytest.raises(NSQHttpError, match="/put: no response"):
-                client.request("POST", "pub", body=b"x", old_path="put")
-
-    # What the server knows has not been learned.
-    assert served.lines == ["POST /pub", "POST /put"] * 2
 
 
 def test_publish_is_not_sent_to_the_old_path_if_the_new_one_may_have_taken_it():

@@ -54,18 +54,6 @@ def test_decoder_reads_a_command_and_keeps_the_rest(built, wire, command):
     assert decoder.take_remaining() == b"NO"
 
 
-@pytest.mark.parametrize(("built", "wire", "command"), VECTORS)
-def test_decoder_reads_it_byte_by_byte(built, wire, command):
-    decoder = CommandDecoder()
-    got = []
-
-    for index in range(len(wire)):
-        decoder.feed(wire[index : index + 1])
-        got.append(decoder.next_command())
-
-    assert got == [None] * (len(wire) - 1) + [command]
-
-
 REFUSED = [
     pytest.param(lambda: commands.publish("t", b""), ValueError, "message body is empty", id="empty body"),
     pytest.param(lambda: commands.publish("t", "text"), TypeError, "must be bytes, not str", id="str body"),
@@ -148,33 +136,6 @@ def test_negative_body_size_is_refused():
 
     with pytest.raises(ValueError, match="PUB body size -1 is negative"):
         decoder.next_command()
-
-
-def test_multipublish_body_is_undone_by_split():
-    assert commands.split_multipublish_body(commands.multipublish_body([b"a", b"bc"])) == [b"a", b"bc"]
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        pytest.param(b"\x00", "has no message count", id="no count"),
-        pytest.param(b"\xff\xff\xff\xff", "has no message count", id="negative count"),
-        pytest.param(b"\x00\x00\x00\x01\x00\x00", "ends inside message 0 of 1", id="cut size"),
-        pytest.param(b"\x00\x00\x00\x01\xff\xff\xff\xff", "ends inside message 0 of 1", id="negative size"),
-        pytest.param(b"\x00\x00\x00\x01\x00\x00\x00\x02x", "ends inside message 0 of 1", id="cut body"),
-        pytest.param(b"\x00\x00\x00\x00x", "1 byte after its 0 messages", id="surplus"),
-    ],
-)
-def test_bad_multipublish_body_is_refused(body, words):
-    with pytest.raises(ValueError, match=words):
-        commands.split_multipublish_body(body)
-
-
-@pytest.mark.parametrize(
-    "ids", [[ID], [ID, ID[::-1]], [ID, b"\xff" * 16]], ids=["one", "two", "one that is not a word"]
-)
-def test_many_fins_are_as_many_commands(ids):
-    assert commands.finish_all(ids) == b"".join(commands.finish(each) for each in ids)
 
 
 def test_bytes_keep_their_order_if_they_come_while_others_wait():

@@ -34,56 +34,6 @@ VECTORS = [
 ]
 
 
-@pytest.mark.parametrize(("data", "frames"), VECTORS)
-def test_whole_chunk_gives_all_frames(data, frames):
-    assert FrameDecoder().feed(data) == frames
-
-
-@pytest.mark.parametrize(("data", "frames"), VECTORS)
-def test_byte_by_byte_gives_the_same_frames(data, frames):
-    decoder = FrameDecoder()
-
-    got = [frame for index in range(len(data)) for frame in decoder.feed(data[index : index + 1])]
-
-    assert got == frames
-    assert decoder.pending == 0
-
-
-@pytest.mark.parametrize(("data", "frames"), VECTORS)
-def test_every_split_in_two_gives_the_same_frames(data, frames):
-    for cut in range(len(data) + 1):
-        decoder = FrameDecoder()
-        assert decoder.feed(data[:cut]) + decoder.feed(data[cut:]) == frames
-
-
-@pytest.mark.parametrize(("data", "frames"), VECTORS)
-def test_tail_is_kept_for_the_next_chunk(data, frames):
-    decoder = FrameDecoder()
-
-    assert decoder.feed(data + b"\x00\x00\x00\x06\x00\x00") == frames
-
-    assert decoder.pending == 6
-    assert decoder.feed(b"\x00\x00OK") == [(RESPONSE, b"OK")]
-
-
-@pytest.mark.parametrize(("data", "frames"), VECTORS)
-def test_next_frame_leaves_the_bytes_after_the_frame(data, frames):
-    decoder = FrameDecoder()
-
-    first = decoder.next_frame(data + b"rest")
-
-    assert first == frames[0]
-    assert decoder.take_remaining() == data[8 + len(frames[0][1]) :] + b"rest"
-    assert decoder.pending == 0
-
-
-def test_next_frame_waits_for_a_whole_frame():
-    decoder = FrameDecoder()
-
-    assert [decoder.next_frame(b"\x00\x00\x00\x06\x00\x00"), decoder.next_frame(b"\x00\x00O")] == [None, None]
-    assert decoder.next_frame(b"K") == (RESPONSE, b"OK")
-
-
 BAD_SIZES = [
     pytest.param(b"\x00\x00\x00\x00", "frame size 0", id="zero"),
     pytest.param(b"\x00\x00\x00\x03", "frame size 3", id="too small for a type"),
@@ -130,15 +80,6 @@ def test_announced_size_reserves_no_memory():
     assert decoder.pending == 18
 
 
-def test_large_frame_in_small_pieces():
-    decoder = FrameDecoder()
-    frame = encode_frame(MESSAGE, bytes(1_000_000))
-
-    got = [item for start in range(0, len(frame), 999) for item in decoder.feed(frame[start : start + 999])]
-
-    assert got == [(MESSAGE, bytes(1_000_000))]
-
-
 LARGE = 8 * 1024 * 1024
 HEAD = encode_frame(MESSAGE, encode_message(1, 2, b"0123456789abcdef", bytes(LARGE)))[:40]
 
@@ -178,12 +119,6 @@ def test_large_frame_of_unknown_type_is_left_in_failure():
 
     assert decoder.feed(frame[:60], messages) == decoder.feed(frame[60:], messages) == []
     assert "frame type 7 is not one of" in str(decoder.failure)
-
-
-def test_message_is_undone_by_decode():
-    data = encode_message(1_795_243_560_000_000_000, 3, b"0123456789abcdef", b"body")
-
-    assert decode_message(data) == (1_795_243_560_000_000_000, 3, b"0123456789abcdef", b"body")
 
 
 def test_attempts_are_unsigned_and_wrap():
