@@ -23,17 +23,6 @@ def test_full_batch_does_not_wait_for_more(nsqd, clock, producing, begin, size):
     assert job.outcome == "confirmed"
 
 
-def test_batch_that_is_not_full_waits_for_more(nsqd, clock, producing, begin):
-    producer = producing(nsqd, batch_messages=100, batch_bytes=100, batch_linger=50.0)
-
-    job = begin(producer.publish, "t", b"x" * 91)
-    clock.advance(1.0)
-    assert job.outcome is None
-    clock.advance(50.0)
-
-    assert job.outcome == "confirmed"
-
-
 def test_batch_is_sent_before_a_publish_that_does_not_fit(nsqd, clock, producing, begin):
     producer = producing(nsqd, batch_messages=100, batch_bytes=100, batch_linger=50.0)
 

@@ -62,17 +62,6 @@ def test_error_of_several_publishes_has_a_new_traceback_in_each(dispatcher, cloc
     assert len(set(depths)) == 1
 
 
-def test_latency_is_counted_for_each_message(nsqd, clock, producing, begin):
-    producer = producing(nsqd)
-
-    begin(producer.publish, "t", b"0")
-    begin(producer.multipublish, "t", [b"1", b"2", b"3"])
-    clock.advance(1.0)
-
-    stats = producer.stats()
-    assert (stats.confirmed, stats.latency.count) == (4, 4)
-
-
 # --- topics that are not allowed
 
 
@@ -160,20 +149,6 @@ def test_each_publish_ends_by_its_own_deadline(dispatcher, link, clock, sent):
     clock.advance(2.0)
 
     assert [publish.done for publish in publishes] == [True, True, True]
-    running.kill()
-
-
-def test_overdue_publishes_are_withdrawn_from_a_link_at_once(dispatcher, link, clock):
-    running = gevent.spawn(dispatcher.deadlines.run)
-    for _ in range(100):
-        dispatcher.submit(publish_until(1.0), True)
-    kept = publish_until(50.0)
-    dispatcher.submit(kept, True)
-
-    clock.advance(1.1)
-
-    assert link.unsent == [kept]
-    assert [len(taken) for taken in link.withdrawals if taken] == [100]
     running.kill()
 
 

@@ -8,7 +8,7 @@ import pytest
 from gevent.ssl import SSLContext
 
 from fakensqd import Certificates, FakeAuthServer, FakeNsqd, Grant, on
-from fakensqd.faults import delay, disconnect, drop, error, inject
+from fakensqd.faults import disconnect, drop, error, inject
 from fakensqd.faults.toxics import bandwidth, latency, limit_bytes, reset, slice_bytes, stall
 from gnsq.errors import (
     NSQBadBody,
@@ -84,17 +84,6 @@ def test_lost_publish_that_can_not_be_sent_again_stays_unknown(nsqd, clock, prod
     assert stored(nsqd) == [b"x"]
 
 
-def test_lost_publish_that_is_refused_later_stays_unknown(nsqd, clock, producing, begin):
-    producer = producing(nsqd, allow_duplicates=True)
-    nsqd.add(on.reply("PUB"), disconnect())
-    nsqd.add(on.command("PUB").nth(2), error("E_BAD_TOPIC"))
-
-    job = begin(producer.publish, "t", b"x")
-    clock.advance(1.0)
-
-    assert isinstance(job.error, NSQUnknownClosed)
-
-
 def test_publish_to_a_silent_nsqd_ends_by_its_deadline(nsqd, clock, producing, begin):
     producer = producing(nsqd)
     nsqd.link.add(stall(), upstream=False)
@@ -111,20 +100,6 @@ def test_publish_to_a_silent_nsqd_ends_by_its_deadline(nsqd, clock, producing, b
     nsqd.link.clear()
     clock.advance(1.0)
     assert stored(nsqd) == [b"0"]
-
-
-def test_nsqd_that_resumes_reading_confirms_pending_publishes(nsqd, clock, producing, begin):
-    producer = producing(nsqd)
-    nsqd.stop_reading()
-    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(3)]
-    clock.advance(10.0)
-    assert outcomes(jobs) == [None, None, None]
-
-    nsqd.resume_reading()
-    clock.advance(0.1)
-
-    assert outcomes(jobs) == ["confirmed"] * 3
-    assert held_once(jobs, nsqd)
 
 
 @pytest.mark.parametrize("batching", [{}, {"batch_messages": 2}], ids=["alone", "in batches"])
@@ -183,32 +158,6 @@ def test_lost_response_lets_no_response_confirm_another_publish_after_the_deadli
     assert stored(nsqd) == [b"first", b"0", b"1", b"good"]
 
 
-def test_slow_nsqd_and_a_publish_with_little_time_keep_the_connection(nsqd, clock, producing, begin):
-    producer = producing(nsqd)
-    begin(producer.publish, "t", b"first")
-    clock.advance(1.0)
-    nsqd.add(on.reply("PUB"), delay(0.5))
-
-    late = begin(producer.publish, "t", b"x", timeout=0.1)
-    good = begin(producer.publish, "t", b"y")
-    clock.advance(1.0)
-
-    assert (late.outcome, good.outcome) == ("unknown", "confirmed")
-    assert len(nsqd.transcript.select("connect")) == 1
-
-
-def test_confirmed_batch_without_unfinished_members_counts_no_message(nsqd, clock, producing, begin):
-    producer = producing(nsqd, batch_messages=2)
-    with nsqd.link.add(stall(), upstream=False):
-        for number in range(2):
-            begin(producer.publish, "t", b"%d" % number, timeout=1.0)
-        clock.advance(2.0)
-
-    clock.advance(1.0)
-
-    assert (producer.stats().pending, producer.stats().pending_bytes, producer.stats().confirmed) == (0, 0, 0)
-
-
 def test_response_other_than_ok_ends_the_connection_and_confirms_nothing(nsqd, clock, producing, begin):
     producer = producing(nsqd)
     begin(producer.publish, "t", b"first")
@@ -239,27 +188,6 @@ def test_response_other_than_ok_after_the_deadline_is_not_counted_twice(nsqd, cl
     assert (producer.stats().pending, producer.stats().pending_bytes) == (0, 0)
 
 
-def test_response_other_than_ok_to_a_batch_is_unknown_to_all_of_it(nsqd, clock, producing, begin):
-    producer = producing(nsqd, batch_messages=2)
-    nsqd.add(on.reply("MPUB"), inject(encode_frame(RESPONSE, b"WHAT")))
-
-    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(2)]
-    clock.advance(1.0)
-
-    assert outcomes(jobs) == ["unknown", "unknown"]
-    assert len(nsqd.transcript.select("connect")) == 2
-
-
-def test_heartbeats_between_answers_are_no_answers(nsqd, clock, producing, begin):
-    producer = producing(nsqd)
-    nsqd.add(on.reply("PUB").always(), inject("heartbeat"))
-
-    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(10)]
-    clock.advance(1.0)
-
-    assert outcomes(jobs) == ["confirmed"] * 10
-
-
 # --- frames that are cut ----------------------------------------------------------------------------------------------
 
 
@@ -282,33 +210,7 @@ def test_connection_cut_in_a_frame_confirms_no_publish_that_is_not_stored(
     assert held_once(jobs, nsqd)
 
 
-@pytest.mark.parametrize("after", [3, 12, 20, 38])
-def test_multipublish_whose_connection_is_cut_is_stored_whole_or_not_at_all(nsqd, clock, producing, begin, after):
-    producer = producing(nsqd)
-    begin(producer.publish, "t", b"first")
-    clock.advance(1.0)
-    with nsqd.link.add(reset(after=after), upstream=True):
-        job = begin(producer.multipublish, "t", [b"1111", b"2222", b"3333"])
-        clock.advance(0.01)
-
-    clock.advance(2.0)
-
-    assert job.outcome == "unknown"
-    assert stored(nsqd) == [b"first"]
-
-
 # --- refusals ---------------------------------------------------------------------------------------------------------
-
-
-def test_single_nsqd_that_fails_once_is_tried_again(nsqd, clock, producing, begin):
-    producer = producing(nsqd)
-    nsqd.add(on.command("PUB"), error("E_PUB_FAILED"))
-
-    job = begin(producer.publish, "t", b"x")
-    clock.advance(1.0)
-
-    assert job.outcome == "confirmed"
-    assert stored(nsqd) == [b"x"]
 
 
 def test_single_nsqd_that_always_fails_refuses(nsqd, clock, producing, begin):
@@ -463,18 +365,6 @@ def test_publishes_wait_for_an_nsqd_that_is_down(nsqd, clock, producing, begin):
     assert stored(nsqd) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_one_of_three_nsqds_that_is_down_is_not_used(nsqds, clock, producing, begin):
-    producer = producing(*nsqds)
-    nsqds[1].down()
-    clock.advance(0.1)
-
-    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(30)]
-    clock.advance(0.1)
-
-    assert outcomes(jobs) == ["confirmed"] * 30
-    assert [len(stored(nsqd)) for nsqd in nsqds] == [15, 0, 15]
-
-
 def test_publishers_wait_for_capacity_of_a_slow_link_until_their_deadline(nsqd, clock, producing, begin):
     producer = producing(nsqd, max_pending_bytes=2000)
     begin(producer.publish, "t", b"y" * 500)
@@ -495,15 +385,6 @@ def test_publishers_wait_for_capacity_of_a_slow_link_until_their_deadline(nsqd, 
     assert "max_pending_bytes is 2000" in str(jobs[-1].error)
     assert held_once(jobs, nsqd)
     assert producer.stats().pending_bytes == 0
-
-
-def test_body_longer_than_the_bound_goes_alone(nsqd, clock, producing, begin):
-    producer = producing(nsqd, max_pending_bytes=100)
-
-    jobs = [begin(producer.publish, "t", body) for body in [b"1", b"2" * 500, b"3"]]
-    clock.advance(1.0)
-
-    assert outcomes(jobs) == ["confirmed"] * 3
 
 
 def test_publish_without_block_and_capacity_is_not_sent(nsqd, clock, producing, begin):
@@ -667,20 +548,6 @@ def test_close_returns_batches_that_wait_for_a_connection(nsqd, clock, producing
     assert [list(each.bodies) for each in closing.get(block=False)] == [[b"0"], [b"1"]]
 
 
-def test_flush_waits_for_batches_and_answers(nsqd, clock, producing, begin):
-    producer = producing(nsqd, batch_messages=10, batch_linger=100.0)
-    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(5)]
-    nsqd.add(on.reply("MPUB"), delay(2.0))
-
-    flushing = gevent.spawn(producer.flush, 10.0)
-    clock.advance(1.0)
-    assert not flushing.ready()
-    clock.advance(1.1)
-
-    assert flushing.get(block=False) is True
-    assert outcomes(jobs) == ["confirmed"] * 5
-
-
 def test_flush_returns_after_all_callers_were_woken(nsqd, clock, producing, begin):
     producer = producing(nsqd)
     results = []
@@ -711,20 +578,6 @@ def test_flush_says_when_its_time_is_over(nsqd, clock, producing, begin):
 
 
 # --- those who do not wait to the end ---------------------------------------------------------------------------------
-
-
-def test_publish_of_a_greenlet_that_is_killed_arrives(nsqd, clock, producing, begin):
-    producer = producing(nsqd)
-    nsqd.down()
-    clock.advance(0.1)
-    job = begin(producer.publish, "t", b"x")
-    job.kill()
-
-    nsqd.up()
-    clock.advance(2.0)
-
-    assert stored(nsqd) == [b"x"]
-    assert producer.stats().confirmed == 1
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["waiting for the answer", "waiting for capacity"])
@@ -761,23 +614,6 @@ def test_greenlet_that_raises_when_woken_does_not_stop_the_others_from_being_wok
     stats = producer.stats()
     assert (stats.pending, stats.confirmed, stats.latency.count) == (0, 3, 3)
     assert "of a greenlet without an owner" in capsys.readouterr().err
-
-
-def test_hub_itself_can_not_wait_for_a_publish(nsqd, clock, producing):
-    producer = producing(nsqd)
-    raised = []
-
-    def publish():
-        try:
-            producer.publish("t", b"x")
-        except RuntimeError as error:
-            raised.append(str(error))
-
-    gevent.get_hub().loop.run_callback(publish)
-    clock.advance(1.0)
-
-    assert [text.partition(" itself")[0] for text in raised] == ["nothing can wait for a publish in the hub"]
-    assert stored(nsqd) == []
 
 
 def test_callers_own_timeout_stays_the_callers_and_the_publish_arrives(nsqd, clock, producing, begin):

@@ -74,17 +74,6 @@ def test_reconnect_delay_starts_small_and_grows(caplog):
     assert [record.levelno for record in caplog.records if "trying again" in record.message].count(logging.WARNING) == 1
 
 
-def test_first_publishes_of_many_greenlets_start_one_producer(fakensqd):
-    producer = Producer(fakensqd.tcp_address)
-
-    jobs = [gevent.spawn(producer.publish, "t", b"x") for _ in range(50)]
-    gevent.joinall(jobs, raise_error=True)
-
-    assert producer.stats().confirmed == 50
-    assert len(fakensqd.transcript.commands("IDENTIFY")) == 1
-    assert producer.close() == []
-
-
 def test_slow_lookupd_delays_a_first_publish_only_until_its_deadline():
     def say_nothing(sock):
         while sock.recv(4096):
@@ -200,13 +189,6 @@ def test_close_without_time_waits_for_the_start_of_another_thread_without_a_busy
 # --- flush ------------------------------------------------------------------------------------------------------------
 
 
-def test_flush_waits_for_all_that_was_published(producer):
-    results = [producer.publish_async("t", b"x") for _ in range(100)]
-
-    assert producer.flush(LIMIT)
-    assert all(result.ready() for result in results)
-
-
 def test_several_flushes_at_once_all_wait_until_the_end(producer):
     flushes = []
     for _ in range(50):
@@ -246,19 +228,6 @@ def test_close_returns_unconfirmed_publishes_of_each_kind():
     assert all(isinstance(one.error, NSQUnknown | NSQNotSent) for one in unconfirmed)
 
 
-def test_close_during_the_start_of_another_greenlet_closes_it(fakensqd):
-    producer = Producer(fakensqd.tcp_address, threaded=True)
-    starter = gevent.spawn(producer.start)
-    gevent.sleep(0)
-
-    assert producer.close(timeout=5) == []
-
-    starter.join(LIMIT)
-    assert not producer.is_running
-    with pytest.raises(NSQNotSentClosed):
-        producer.publish("t", b"x")
-
-
 def test_interrupted_close_goes_on():
     with silent_nsqd() as address:
         producer = Producer(address)
@@ -275,20 +244,6 @@ def test_interrupted_close_goes_on():
     assert producer.stats().state == "closed"
 
 
-def test_close_refuses_publishes_while_it_waits():
-    with silent_nsqd() as address:
-        producer = Producer(address)
-        producer.start()
-        producer.publish_async("t", b"x")
-        closer = gevent.spawn(producer.close, 0.2)
-        gevent.sleep(0)
-
-        with pytest.raises(NSQNotSentClosed, match="make a new one"):
-            producer.publish("t", b"y")
-
-        assert len(closer.get(timeout=LIMIT)) == 1
-
-
 def test_close_by_a_receiver_of_its_signals_holds_nothing_up(producer, closed):
     producer.on_response.connect(lambda sender, response: sender.close(), weak=False)
 
@@ -296,16 +251,6 @@ def test_close_by_a_receiver_of_its_signals_holds_nothing_up(producer, closed):
     producer.join(LIMIT)
 
     assert closed == [producer]
-
-
-def test_producer_that_never_started_sends_no_on_close():
-    closed_producers = []
-    producer = Producer("host")
-    producer.on_close.connect(closed_producers.append, weak=False)
-
-    assert producer.close() == []
-    producer.join()
-    assert closed_producers == []
 
 
 def test_rounds_of_start_and_close_leave_no_file_open(fakensqd):

@@ -2,15 +2,13 @@
 
 import logging
 import re
-import threading
 
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.faults import error, on
 from fakensqd.faults.toxics import stall
 from gnsq import Producer
-from tests.helpers import refused_port, wait_until
+from tests.helpers import wait_until
 
 
 def test_lost_connections_of_a_producer_to_one_nsqd_are_one_line_that_names_it(nsqd, clock, lines):
@@ -21,19 +19,6 @@ def test_lost_connections_of_a_producer_to_one_nsqd_are_one_line_that_names_it(n
 
     (line,) = lines(logging.WARNING)
     assert line == f"{nsqd.tcp_address}: orders: connection lost: nsqd closed the connection; trying again in 0.1 s"
-
-
-def test_connection_that_is_lost_by_a_refused_publish_is_one_line_without_a_warning(fakensqd, lines):
-    with (
-        Producer(fakensqd.tcp_address, name="orders") as producer,
-        fakensqd.add(on.command("PUB"), error("E_BAD_TOPIC")),
-    ):
-        with pytest.raises(Exception, match="E_BAD_TOPIC"):
-            producer.publish("t", b"x")
-        wait_until(lambda: len(producer.stats().connections) == 1)
-
-    assert lines(logging.WARNING) == []
-    assert len([line for line in lines() if "connection lost: E_BAD_TOPIC" in line]) == 1
 
 
 def test_option_that_nsqd_does_not_offer_is_one_warning_for_all_connections_to_it(lines):
@@ -63,15 +48,6 @@ def test_stalled_nsqd_is_logged_with_its_producer_and_again_when_it_answers(cloc
         assert f"{one.tcp_address}: orders: is published to again" in lines()
 
 
-def test_close_that_leaves_publishes_says_how_many(lines):
-    address = f"127.0.0.1:{refused_port()}"
-    with Producer(address, name="orders", close_timeout=0) as producer:
-        producer.publish_async("t", b"x")
-
-    assert lines()[-2] == "orders: closing, with up to 0 s for 1 publish pending"
-    assert lines()[-1].startswith("orders: closed with 1 publish not confirmed, the first of them to t: ")
-
-
 def test_repr_of_a_producer_says_how_it_is(fakensqd):
     producer = Producer(fakensqd.tcp_address, name="orders")
     assert repr(producer) == "<Producer orders init, 0 connections, 0 publishes pending>"
@@ -92,8 +68,3 @@ def test_producers_without_a_name_get_different_names():
 def test_name_of_a_producer_is_a_str():
     with pytest.raises(TypeError, match=r"name of a producer must be a str, not 5"):
         Producer("a", name=5)
-
-
-def test_thread_of_a_producer_has_its_name(fakensqd):
-    with Producer(fakensqd.tcp_address, name="orders", threaded=True):
-        assert "gnsq-orders" in [thread.name for thread in threading.enumerate()]

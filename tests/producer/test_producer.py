@@ -5,39 +5,21 @@ from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
 
-import gevent
 import pytest
 
 from gnsq import NsqdTCPClient, Producer
 from gnsq.addresses import parse_address
 from gnsq.errors import (
     NSQBadMessage,
-    NSQConnectionClosed,
-    NSQException,
     NSQNoConnections,
-    NSQNotSent,
 )
-from tests.helpers import bodies, refused_port, wait_until
+from tests.helpers import bodies, refused_port
 
 
 @pytest.fixture
 def producer(fakensqd):
     with Producer(fakensqd.tcp_address) as made:
         yield made
-
-
-def test_multipublish_stores_all_in_order(producer, fakensqd):
-    assert producer.multipublish("t", (body for body in [b"1", b"2"])) == b"OK"
-
-    assert bodies(fakensqd, "t") == [b"1", b"2"]
-
-
-def test_many_at_once_share_sends(producer, fakensqd):
-    jobs = [gevent.spawn(producer.publish, "t", b"%d" % number) for number in range(1000)]
-    gevent.joinall(jobs, raise_error=True)
-
-    assert {job.value for job in jobs} == {b"OK"}
-    assert sorted(bodies(fakensqd, "t"), key=int) == [b"%d" % number for number in range(1000)]
 
 
 # The methods of a Producer with their parameters, and valid values of those that have no default.
@@ -158,20 +140,6 @@ def test_configured_max_msg_size_is_checked_here(fakensqd, publish):
         publish(producer)
 
 
-class TestWithASmallServer:
-    @pytest.fixture
-    def fakensqd_options(self):
-        return {"max_msg_size": 10}
-
-    def test_servers_own_limit_is_learnt_from_its_refusal(self, fakensqd):
-        with Producer(fakensqd.tcp_address) as producer:
-            with pytest.raises(NSQBadMessage, match="message too big 11 > 10"):
-                producer.publish("t", b"x" * 11)
-
-            # nsqd has closed that connection; the next publish waits for a new one.
-            assert producer.publish("t", b"fits") == b"OK"
-
-
 def test_unreachable_nsqd_is_named_in_the_error():
     port = refused_port()
     with (
@@ -186,28 +154,6 @@ def test_without_block_no_connection_raises_at_once():
         producer.publish("t", b"x", block=False)
 
 
-def test_first_publish_starts_the_producer(fakensqd):
-    producer = Producer(fakensqd.tcp_address)
-    assert not producer.is_running
-
-    producer.publish("t", b"x")
-
-    assert producer.is_running
-    assert producer.close() == []
-
-
-def test_closed_producer_refuses(fakensqd):
-    producer = Producer(fakensqd.tcp_address)
-    producer.start()
-    producer.close()
-    producer.close()
-
-    with pytest.raises(NSQNotSent, match="make a new one"):
-        producer.publish("t", b"x")
-    with pytest.raises(NSQException, match="make a new one"):
-        producer.start()
-
-
 def test_wrong_arguments_of_the_constructor_are_refused():
     with pytest.raises(ValueError, match="producer has no address"):
         Producer([])
@@ -215,23 +161,6 @@ def test_wrong_arguments_of_the_constructor_are_refused():
         Producer(nsqd_addresses="host")
     with pytest.raises(ValueError, match=r"nope.*round_robin"):
         Producer("host", strategy="nope")
-
-
-def test_restarted_nsqd_is_found_again(fakensqd):
-    with Producer(fakensqd.tcp_address, reconnect_initial=0.01) as producer:
-        producer.publish("t", b"1")
-
-        fakensqd.stop()
-        fakensqd.start()
-
-        wait_until(lambda: _published(producer))
-
-
-def _published(producer):
-    try:
-        return producer.publish("t", b"2") == b"OK"
-    except NSQConnectionClosed:
-        return False
 
 
 def test_signals_tell_responses_errors_and_the_end(fakensqd):
@@ -248,12 +177,3 @@ def test_signals_tell_responses_errors_and_the_end(fakensqd):
 
     assert got[0].startswith(b'{"max_rdy_count"')
     assert got[1:] == [b"OK", "E_BAD_MESSAGE", "closed"]
-
-
-def test_start_and_close_at_once_both_return():
-    producer = Producer(f"127.0.0.1:{refused_port()}")
-    jobs = [gevent.spawn(producer.start), gevent.spawn(producer.close)]
-
-    gevent.joinall(jobs, timeout=5, raise_error=True)
-
-    assert all(job.ready() for job in jobs)

@@ -6,7 +6,7 @@ import gevent
 import pytest
 
 from gnsq import Producer
-from gnsq.errors import NSQBadMessage, NSQNotSent, NSQNotSentClosed
+from gnsq.errors import NSQBadMessage, NSQNotSentClosed
 from gnsq.producer import Chunk, NSQManyFailed
 from gnsq.producer.publish_many import MAX_CHUNK_MESSAGES, MAX_CONCURRENT_CHUNKS
 from tests.helpers import bodies, refused_port, wait_until
@@ -27,10 +27,6 @@ def test_all_messages_of_a_generator_are_confirmed_in_chunks(producer, fakensqd)
 
     assert chunks == [Chunk(0, 1000), Chunk(1000, 1000), Chunk(2000, 500)]
     assert sorted(bodies(fakensqd, "t"), key=int) == list(numbers(2500))
-
-
-def test_nothing_to_publish_is_no_chunk(producer):
-    assert producer.publish_many("t", []) == []
 
 
 def test_long_messages_fill_a_chunk_before_there_are_many(producer):
@@ -165,24 +161,6 @@ def test_refused_chunk_ends_publish_many_and_reports_the_confirmed_ones(fakensqd
     assert (refused.first, refused.messages, type(refused.error)) == (1000, 1, NSQBadMessage)
     confirmed = sum(chunk.messages for chunk in got.value.chunks if chunk.error is None)
     assert len(bodies(fakensqd, "t")) == confirmed < 21_000
-
-
-def test_without_raise_error_refused_chunks_are_reported_and_the_others_go_on(fakensqd):
-    messages = [*numbers(1000), b"x" * 2_000_000, *numbers(5000)]
-
-    with Producer(fakensqd.tcp_address) as producer:
-        chunks = producer.publish_many("t", messages, raise_error=False)
-
-    assert [type(chunk.error) for chunk in chunks] == [type(None), NSQBadMessage, *[type(None)] * 5]
-    assert producer.stats().confirmed == 6000
-
-
-def test_chunks_that_find_no_nsqd_in_time_are_reported():
-    with Producer(f"127.0.0.1:{refused_port()}") as producer:
-        chunks = producer.publish_many("t", numbers(2000), timeout=0.05, raise_error=False)
-
-    assert [chunk.messages for chunk in chunks] == [1000, 1000]
-    assert all(isinstance(chunk.error, NSQNotSent) for chunk in chunks)
 
 
 def test_producer_that_is_closed_meanwhile_ends_an_endless_iterable(producer):

@@ -11,7 +11,7 @@ from gevent.event import AsyncResult, Event
 
 from fakensqd.faults import delay, on
 from gnsq import Producer, PublishResult
-from gnsq.concurrency.threads import OwnerThread, get_hub_if_exists
+from gnsq.concurrency.threads import OwnerThread
 from gnsq.errors import NSQException, NSQUnknownClosed, NSQUnknownTimeout
 from gnsq.producer.result import ResultWaiters
 from tests.helpers import run_program, wait_until
@@ -116,18 +116,6 @@ def test_error_is_raised_each_time_with_a_traceback_of_that_call_alone(threads, 
     assert (result.exception, result.successful(), result.done()) == (FAILED, False, True)
 
 
-def test_plain_thread_that_waits_makes_no_hub(threads, result):
-    def look(number):
-        value = result.get(timeout=LIMIT)
-        return value, get_hub_if_exists()
-
-    threads.start(look)
-    wait_until(lambda: result.waiters.pending)
-    result.end(None)
-
-    assert threads.wait() == [(b"OK", None)]
-
-
 def test_waits_that_time_out_leave_nothing(threads, result):
     threads.start(lambda number: [result.wait(timeout=0.0001) for _ in range(20)])
     threads.wait()
@@ -135,16 +123,6 @@ def test_waits_that_time_out_leave_nothing(threads, result):
     assert [len(waiting.callbacks) for waiting in result.waiters.pending.values()] == [0]
     result.end(None)
     assert result.waiters.pending == {}
-
-
-def test_result_of_a_closed_producer_has_ended(fakensqd):
-    producer = Producer(fakensqd.tcp_address, threaded=True)
-    with fakensqd.add(on.reply("PUB"), delay(0.5)):
-        result = producer.publish_async("t", b"x")
-        producer.close(timeout=0.1)
-
-    assert isinstance(result.exception, NSQUnknownClosed)
-    assert outcome(result.get) is result.exception
 
 
 def test_hub_that_does_not_run_holds_no_other_thread_past_the_deadline(waiters):
@@ -174,14 +152,6 @@ def test_thread_that_has_ended_ends_its_results(threads):
 
 
 # --- gevent's own ways ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("function", [gevent.wait, lambda results: list(gevent.iwait(results))], ids=["wait", "iwait"])
-def test_gevent_waits_for_results_in_the_producers_thread(fakensqd, function):
-    with Producer(fakensqd.tcp_address) as producer:
-        results = [producer.publish_async("t", b"x") for _ in range(3)]
-
-        assert set(function(results)) == set(results)
 
 
 @pytest.mark.parametrize("function", [gevent.wait, lambda results: list(gevent.iwait(results))], ids=["wait", "iwait"])
@@ -233,14 +203,6 @@ def test_rawlink_in_a_thread_without_a_hub_calls_in_the_producers_hub(threads, r
     assert called == [threading.get_ident()]
 
 
-def test_result_links_to_another_async_result(result):
-    other = AsyncResult()
-    result.rawlink(other)
-    result.end(None)
-
-    assert other.get(timeout=LIMIT) == b"OK"
-
-
 # --- callbacks and futures --------------------------------------------------------------------------------------------
 
 
@@ -288,16 +250,6 @@ def test_callback_that_raises_is_logged_and_others_are_called(result, caplog):
     (record,) = caplog.records
     assert record.getMessage() == "producer-1: a callback of a publish's result raised"
     assert record.exc_info[0] is ZeroDivisionError
-
-
-def test_callback_may_publish_again(fakensqd):
-    results = []
-    with Producer(fakensqd.tcp_address) as producer:
-        first = producer.publish_async("t", b"1")
-        first.add_done_callback(lambda result: results.append(producer.publish_async("t", b"2")))
-        wait_until(lambda: results)
-
-        assert results[0].get(timeout=LIMIT) == b"OK"
 
 
 def test_callbacks_added_while_a_result_ends_are_each_called_once(waiters):

@@ -105,13 +105,6 @@ def test_primary_stays_with_the_first_and_goes_back_when_it_returns():
     assert chosen == [first, second, third, second, first]
 
 
-def test_primary_does_not_leave_the_first_because_it_is_busy():
-    first, second = links_to("a", "b")
-    first.pending = 1000
-
-    assert primary(["a", "b"])([second, first], None) is first
-
-
 def test_primary_takes_unnamed_nsqds_last_and_sorted():
     named, early, late = links_to("z", "a", "b")
     strategy = primary(["y", "z"])
@@ -149,11 +142,6 @@ def test_consistent_moves_only_the_keys_of_a_removed_nsqd(addresses, keys, data)
     ]
 
 
-@given(addresses=ADDRESSES, keys=KEYS, data=st.data())
-def test_consistent_does_not_depend_on_the_order(addresses, keys, data):
-    assert homes(addresses, keys) == homes(data.draw(st.permutations(addresses)), keys)
-
-
 @settings(max_examples=30)
 @given(addresses=ADDRESSES, salt=st.binary(max_size=8))
 @pytest.mark.slow
@@ -175,12 +163,6 @@ def test_consistent_is_the_same_in_every_process():
 @given(key=st.text(max_size=20))
 def test_consistent_takes_text_as_its_bytes(key):
     assert homes("abcde", [key]) == homes("abcde", [key.encode()])
-
-
-def test_consistent_takes_the_least_pending_of_one_nsqds_connections():
-    links = [Link("a", 2), Link("a", 1), Link("a", 3)]
-
-    assert consistent(links, b"key") is links[1]
 
 
 def test_consistent_without_a_key_is_refused():

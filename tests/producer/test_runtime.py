@@ -114,18 +114,6 @@ def levels(caplog, text):
     return [record.levelname for record in caplog.records if text in record.getMessage()]
 
 
-def test_producer_is_ready_once_an_nsqd_is_connected(fakensqd):
-    producer = Producer(fakensqd.tcp_address)
-    before = (producer.is_ready, producer.stats().not_ready)
-
-    with producer:
-        wait_until(lambda: producer.is_ready)
-
-        assert producer.stats().not_ready == ""
-    assert before == (False, "not started")
-    assert not producer.is_ready
-
-
 def test_invalid_address_from_nsqlookupd_does_not_end_the_lookups(caplog):
     nonsense = {"broadcast_address": "my host", "http_port": 4151, "tcp_port": 4150}
     with lookupd(**nonsense) as asked:
@@ -165,26 +153,6 @@ def test_greenlet_that_fails_is_logged_and_goes_on(fakensqd, caplog):
 
 
 # --- close ------------------------------------------------------------------------------------------------------------
-
-
-def test_close_with_an_unanswered_publish_does_not_log_that_it_connects_again(caplog):
-    hold = Event()
-
-    def answer(sock):
-        sock.recv(4096)
-        sock.sendall(encode_frame(RESPONSE, b"OK"))
-        hold.wait()
-
-    with peer(answer) as address:
-        producer = Producer(address)
-        producer.start()
-        wait_until(lambda: producer.is_ready)
-        producer.publish_async("t", b"x")
-
-        producer.close(timeout=0.05)
-        hold.set()
-
-    assert "trying again" not in caplog.text
 
 
 def test_slow_connections_are_closed_together():
@@ -271,15 +239,6 @@ def test_publish_and_publish_many_are_refused_in_the_hub(fakensqd, threaded):
         assert [type(outcome) for outcome in outcomes] == [RuntimeError] * 2
         assert producer.flush(LIMIT)
     assert fakensqd.transcript.published("t") == []
-
-
-def test_producer_with_a_thread_is_not_started_in_the_hub(fakensqd):
-    producer = Producer(fakensqd.tcp_address, threaded=True)
-
-    assert isinstance(in_hub(lambda: producer.publish_async("t", b"x")), RuntimeError)
-
-    assert producer.publish("t", b"y") == b"OK"
-    assert producer.close() == []
 
 
 def test_first_publish_without_block_waits_for_nothing(producer_clock):

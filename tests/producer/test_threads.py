@@ -7,8 +7,8 @@ import gevent
 import pytest
 
 from fakensqd import FakeCluster
-from gnsq import Producer, PublishResult
-from gnsq.errors import NSQBadMessage, NSQNotSentClosed, NSQNotSentTimeout, NSQTimeout, NSQUnknownTimeout
+from gnsq import Producer
+from gnsq.errors import NSQBadMessage, NSQNotSentTimeout, NSQTimeout, NSQUnknownTimeout
 from tests.helpers import bodies, refused_port, run_program, wait_until
 
 LIMIT = 20.0
@@ -91,18 +91,6 @@ def test_publishes_of_several_threads_are_confirmed_and_stored_once(producer, fa
     assert len(held) == len(expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_publish_async_in_a_thread_returns_a_publish_result(producer, fakensqd, threads, kind):
-    def publish(number):
-        results = [producer.publish_async("t", b"%d" % index) for index in range(COUNT)]
-        return [type(results[0]), *[result.get(timeout=LIMIT) for result in results]]
-
-    threads.start(publish, kind)
-
-    assert threads.wait() == [[PublishResult, *[b"OK"] * COUNT]]
-    assert bodies(fakensqd, "t") == [b"%d" % index for index in range(COUNT)]
-
-
 def test_errors_reach_the_thread_that_published(producer, threads):
     def publish(number):
         with pytest.raises(NSQBadMessage):
@@ -154,14 +142,6 @@ def test_close_of_several_threads_closes_once(producer, threads, kind):
     assert threads.wait() == [([], None)] * 4
     assert closed_producers == [producer]
     assert [result.get(timeout=0) for result in results] == [b"OK"] * COUNT
-
-
-def test_join_of_a_thread_returns_when_another_closes(producer, threads):
-    threads.start(lambda number: producer.join(LIMIT), count=2)
-    threads.start(lambda number: producer.join(0.01))
-    producer.close()
-
-    assert threads.wait() == [None] * 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -276,27 +256,6 @@ def test_submitted_publish_is_unknown_if_the_owner_thread_blocks(fakensqd):
     assert isinstance(error, NSQUnknownTimeout)
     assert seconds < LIMIT
     producer.close(timeout=0)
-
-
-def test_error_names_the_owner_thread_that_has_ended(fakensqd):
-    producer = Producer(fakensqd.tcp_address)
-    thread = threading.Thread(target=lambda: producer.publish("t", b"x"))
-    thread.start()
-    wait_until(lambda: not thread.is_alive())
-    outcomes = []
-    others = threading.Thread(target=lambda: outcomes.append(timed(lambda: producer.publish("t", b"y"))))
-    others.start()
-    wait_until(lambda: not others.is_alive())
-
-    with pytest.raises(NSQNotSentClosed, match=r"has ended: .*threaded=True"):
-        producer.publish("t", b"y")
-    ((error, seconds),) = outcomes
-    # A new thread may have the number of the one that has ended.
-    assert isinstance(error, NSQNotSentClosed)
-    assert seconds < LIMIT
-    assert producer.close() == []
-    assert producer.stats().state == "closed"
-    assert bodies(fakensqd, "t") == [b"x"]
 
 
 @pytest.mark.parametrize("threaded", [False, True], ids=["home", "threaded"])
@@ -414,7 +373,7 @@ if sys.argv[3] == "closed":
 """
 
 
-@pytest.mark.parametrize(("threaded", "end"), [("", "closed"), ("", "left"), ("threaded", "left")])
+@pytest.mark.parametrize(("threaded", "end"), [("", "closed"), ("threaded", "left")])
 @pytest.mark.subprocess
 def test_program_that_patches_late_ends_without_a_log_line(fakensqd, threaded, end):
     run(PATCHED_LATE, fakensqd.tcp_address, threaded, end)
