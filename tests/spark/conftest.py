@@ -115,7 +115,8 @@ def spark(tmp_path_factory):
     log = tmp_path_factory.mktemp("spark") / "spark.log"
     # Spark would compile a class for each part of each plan, which runs for some rows: a tenth of Java's time.
     interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    with open_session("tests", settings={"spark.master": "local[2]", **interpreted}, log=log) as spark:
+    settings = {"spark.master": "local[2]", "spark.python.daemon.module": "tests.spark.daemon", **interpreted}
+    with open_session("tests", settings=settings, log=log) as spark:
         register(spark)
         yield spark
 
