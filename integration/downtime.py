@@ -21,9 +21,9 @@ from pathlib import Path
 
 from gnsq import NsqdHTTPClient, Producer
 from gnsq.spark.spool.spool import Spool
+from integration.queries import descendants
 from integration.servers import Daemon, running
 from tests.spark.helpers import is_empty
-from tests.spark.queries import descendants
 
 TOPIC = "clicks"
 QUERIES = ("archive", "metrics")

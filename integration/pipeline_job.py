@@ -12,9 +12,9 @@ from gnsq.spark.pipeline.settings import load_settings
 from gnsq.spark.pipeline.snapshot import open_snapshot
 from gnsq.spark.pipeline.status import read_status
 from gnsq.spark.spool.spool import Spool
+from integration.queries import descendants, kill, named, running_query
 from tests.spark.helpers import is_empty, wait_for
 from tests.spark.pipeline.helpers import table_rows, valid_rows
-from tests.spark.queries import descendants, kill, named, running_query
 
 LIMIT = 150
 # Options of an nsqd that writes each message to the disk before it confirms it.

@@ -17,10 +17,10 @@ from collections import Counter
 import pytest
 
 from integration.pipeline_job import DURABLE, QUERIES, Job, Publisher, check_account
+from integration.queries import descendants, kill, named, running_query
 from integration.servers import needs_programs, running
 from integration.spark_cluster import cluster
 from tests.spark.helpers import channel_stats, wait_for
-from tests.spark.queries import descendants, kill, named, running_query
 
 SECONDS = float(os.environ.get("CLUSTER_KILLS_SECONDS", "5"))
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from integration.queries import kill_group, running_query
 from tests.docs.pages import example
 from tests.helpers import refused_port
 from tests.spark.helpers import is_empty, publish, wait_for
-from tests.spark.queries import kill_group, running_query
 
 psycopg = pytest.importorskip("psycopg")
 

@@ -14,10 +14,10 @@ import pytest
 from gnsq import NsqdHTTPClient
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.spark.spool.spool import Spool
+from integration.queries import Publisher, descendants, kill, named, running_query, written
 from integration.servers import needs_programs, running
 from tests.spark.helpers import bodies_of, is_empty, numbered, publish, wait_for
 from tests.spark.kills import drain, receiver_process, run_until_killed
-from tests.spark.queries import Publisher, descendants, kill, named, running_query, written
 
 pytestmark = [
     pytest.mark.real,
@@ -55,7 +55,7 @@ class Query:
         self._stack = stack
         self._folder = folder
         # Tasks may fail, as on a cluster.
-        self._command = [sys.executable, "-m", "tests.spark.query", "local[2,4]", str(folder)]
+        self._command = [sys.executable, "-m", "integration.query", "local[2,4]", str(folder)]
         self._command += [nsqd.tcp_address, nsqd.http_address]
         self.starts = 0
         self._start()

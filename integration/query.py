@@ -1,6 +1,6 @@
 """Program: one query from NSQ into Parquet, until its standard input ends, for tests that kill parts of it.
 
-``python -m tests.spark.query MASTER FOLDER NSQD_TCP NSQD_HTTP``. Batches are directories
+``python -m integration.query MASTER FOLDER NSQD_TCP NSQD_HTTP``. Batches are directories
 FOLDER/out/batch=ID, which are complete if they have _SUCCESS.
 """
 
