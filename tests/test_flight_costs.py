@@ -133,7 +133,7 @@ def consumed(ends, in_flight, handler):
     with costs:
         nsqd.start()
         # Not by looking again and again: each look costs switches, and the more of them the slower the machine is.
-        assert nsqd.ended.wait(LIMIT)
+        assert nsqd.ended.wait(6 * LIMIT)
     connection.abort()
     consumer._runtime.workers.close()
     costs.polls = transport._poller.polls
