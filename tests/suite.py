@@ -107,14 +107,14 @@ def _refuse_processes(event, arguments):
 
 
 class Priority:
-    """Lowers the priority of a worker, unless its first test needs the common JVM."""
+    """Lowers the priority of a worker, if other tests of the run need the common JVM and its first one does not."""
 
     def __init__(self, config):
         self._config = config
 
     def pytest_runtest_setup(self, item):
         self._config.pluginmanager.unregister(self)
-        if "spark" not in item.fixturenames:
+        if "spark" not in item.fixturenames and any("spark" in each.fixturenames for each in item.session.items):
             os.nice(5)
 
 
