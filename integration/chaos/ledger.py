@@ -216,29 +216,29 @@ class Judge:
             elif each.answer == "give up":
                 given_up.add((channel, each.key))
         for key, (_, ended, outcome, addresses, _) in self._outcomes.items():
-            began = self._published[key][1]
             for channel in CHANNELS:
                 if outcome != "confirmed" or (channel, key) in finished:
                     continue
                 names = set(self.nodes.values())  # a dead letter may be at each of them
                 if (channel, key) not in given_up:
                     names = {self.nodes[address] for address in addresses}
-                if any(self._loses(fault, channel, key, began) for fault in self.faults if fault.target in names):
+                if any(self._loses(fault, channel, key) for fault in self.faults if fault.target in names):
                     self.notes["lost with a killed nsqd or a full disk"] += 1
                 else:
                     yield f"{key} in {channel}, confirmed at {ended:.2f} by {sorted(names)}{self._history(key)}"
 
-    def _loses(self, fault: Fault, channel: str, key: str, began: float) -> bool:
-        """Return True if a fault explains that its nsqd has lost a message that was published at ``began``.
+    def _loses(self, fault: Fault, channel: str, key: str) -> bool:
+        """Return True if a fault explains that its nsqd has lost a message.
 
-        An nsqd that holds nothing in memory reads a message from its disk when it sends it, so that a kill loses only
-        what is in flight: at a handler, or on its way.
+        An nsqd whose queues hold nothing in memory reads a message from its disk when it sends it, so that a kill loses
+        only what is in flight, at a handler or on its way, and what was deferred. Source: nsqd topic.go, put().
         """
+        _, began, due = self._published[key]
         if fault.kind == "has a full disk":
             return fault.ended + TORN >= began
         if not fault.loses or fault.ended < began:
             return False
-        if self._memory[fault.target]:
+        if self._memory[fault.target] or due:
             return True
         consumers = {life.name for life in self.lives if life.settings.get("channel") == channel}
         deliveries = (each for each in self._deliveries if each.key == key)
