@@ -153,6 +153,9 @@ class Judge:
             key: (life, time, due) for life in lives for time, _, _, due, keys in life.publishes for key in keys
         }
         self._deliveries = [each for life in lives for each in life.deliveries]
+        self._by_key: dict[str, list[Delivery]] = defaultdict(list)
+        for each in self._deliveries:
+            self._by_key[each.key].append(each)
 
     def violations(self) -> list[str]:
         """Return what does not hold, as lines."""
@@ -241,13 +244,12 @@ class Judge:
         if self._memory[fault.target] or due:
             return True
         consumers = {life.name for life in self.lives if life.settings.get("channel") == channel}
-        deliveries = (each for each in self._deliveries if each.key == key)
-        was_delivered = any(each.worker.settings["channel"] == channel for each in deliveries)
+        was_delivered = any(each.worker.settings["channel"] == channel for each in self._by_key[key])
         others = [each for each in self.faults if each is not fault]
         return was_delivered or self._is_disturbed({fault.target, *consumers}, began, fault.began, faults=others)
 
     def _history(self, key: str) -> str:
-        return "".join(f"; {each}" for each in self._deliveries if each.key == key) or "; never delivered"
+        return "".join(f"; {each}" for each in self._by_key[key]) or "; never delivered"
 
     def _ghosts(self) -> Iterator[str]:
         for each in self._deliveries:
