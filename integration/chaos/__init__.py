@@ -20,9 +20,11 @@ server: killed, stopped. Workers: killed, hung up, restarted, stopped, their clo
 Invariants (``ledger.py``).
 
 - Confirmed and lost: 0, unless an nsqd that may have the message was killed, or its disk was full: then nsqd itself
-  loses what it has only in memory. Every channel must finish each body, or its dead letter must.
+  loses what it has only in memory; with --mem-queue-size=0 that is what was in flight or deferred. Every channel must
+  finish each body, or its dead letter must.
 - Refused or not sent, and handled: 0. Published twice: 0; with allow_duplicates not more than the producer has counted.
-- A message that was finished in time comes again only if a fault concerned its nsqd or its consumer meanwhile.
+- A message that was finished in time comes again only if a fault concerned its nsqd or its consumer before FIN was
+  there, or if a killed nsqd reads its disk again.
 - Each publish ends at its deadline. After the last fault all channels become empty, and all workers end.
 - nsqd's /stats: a consumer has never more in flight than max_in_flight of the last seconds, but during faults of links.
 - No handler sees a deferred message early, or bytes that nobody has published; no greenlet dies; nothing is written to
