@@ -5,8 +5,9 @@ import time
 
 import gevent
 import pytest
+from gevent.event import Event
 
-from gnsq import Consumer, Producer
+from gnsq import Consumer, NsqdHTTPClient, Producer
 from integration.servers import Daemon, needs_programs, running
 from tests.helpers import channel_stats, wait_until
 
@@ -61,6 +62,46 @@ def test_nsqd_that_is_killed_in_mid_stream_has_all_it_confirmed(account, topic, 
         nsqd.stop()
 
     assert len(account.confirmed) == 1000
+
+
+def test_consumer_does_not_starve_though_nsqd_counts_a_message_twice(topic, tmp_path, monkeypatch):
+    """As after a kill, nsqd reads a message twice. It takes only one of two answers, and with RDY 1 sends no other."""
+    monkeypatch.setattr("gnsq.nsqd.connection.MISCOUNT_LIMIT", 1.0)
+    nsqd = Daemon("nsqd", str(tmp_path), "--mem-queue-size=0")
+    nsqd.start()
+    try:
+        with NsqdHTTPClient.from_url(nsqd.http_address) as client:
+            client.create_topic(topic)
+            client.create_channel(topic, "c")
+            client.publish(topic, b"first")
+        wait_until(lambda: channel_stats(nsqd, topic, "c")["depth"] == 1)
+        nsqd.stop()
+        queue = tmp_path / f"{topic}:c.diskqueue"
+        data = queue.with_suffix(".diskqueue.000000.dat")
+        data.write_bytes(data.read_bytes() * 2)
+        queue.with_suffix(".diskqueue.meta.dat").write_text(f"2\n0,0\n0,{data.stat().st_size}\n")
+        nsqd.start()
+        got, both = [], Event()
+
+        def handle(consumer, message):
+            got.append(message.body)
+            if len(got) == 2:
+                both.set()
+            both.wait()
+
+        with Consumer(
+            topic, "c", nsqd.tcp_address, message_handler=handle, max_in_flight=2, heartbeat_interval=1, **EAGER
+        ) as consumer:
+            wait_until(lambda: consumer.stats().counts.timed_out == 1)
+            consumer.max_in_flight = 1
+            wait_until(lambda: channel_stats(nsqd, topic, "c")["clients"][0]["ready_count"] == 1)
+            with Producer(nsqd.tcp_address) as producer:
+                producer.publish(topic, b"second")
+            wait_until(lambda: len(got) == 3, LIMIT)
+    finally:
+        nsqd.stop()
+
+    assert got == [b"first", b"first", b"second"]
 
 
 def test_long_and_deferred_messages_are_worked_on_once(account, topic):

@@ -148,6 +148,16 @@ def test_a_kill_of_the_nsqd_explains(files, make):
     assert files.violations() == []
 
 
+def test_a_message_that_is_in_flight_twice_is_one_too_many(files):
+    excess(files)
+    files.in_flight = [(6.0, {"a": 9}), (8.0, {"a": 6}), (10.0, {"a": 6})]
+    files.deliver("a", 2.05, "k-0", "finish")
+    files.lines["a"].append(["C", 9.0, "n:1", "n:1: connection lost by a fault"])
+    files.faults = [Fault("killed", "nsqd0", 1.5, 2.0)]
+
+    assert files.violations() == ["more in flight than max_in_flight"]
+
+
 def test_a_kill_loses_nothing_that_is_on_the_disk_and_was_not_sent(files):
     lost(files)
     files.lines["b"] = [line for line in files.lines["b"] if line[2] != "l-0"]

@@ -82,6 +82,8 @@ HUB_ROUND = 0.01
 MAX_UNSENT, UNSENT_PER_MESSAGE = 125_000, 50
 # Seconds in which the reader may still receive nsqd's error after a send has failed.
 ERROR_FRAME_GRACE = 1.0
+# Seconds without a message after which nsqd perhaps counts one too many in flight, see _liveness_loop().
+MISCOUNT_LIMIT = 30.0
 _MESSAGE_TYPE = MESSAGE.to_bytes(4)
 # Bytes of one read. Up to this number, the hub itself handles messages: about 17 of 200 bytes, FEW_MESSAGES at most.
 # That saves 7 us of a message's 36 us of CPU time if one is in flight, and 0.9 us of 5.4 us if ten are.
@@ -595,23 +597,39 @@ class Connection:
             raise
 
     def _liveness_loop(self) -> None:
-        """End the connection if nsqd sends nothing for two heartbeat intervals, or does not read for the timeout.
+        """End the connection if nsqd sends nothing for two heartbeat intervals, or does not read for the timeout; or if
+        it may send no message for ever.
+
+        After a kill, nsqd may read a message twice from its disk. If both are in flight at once, it counts two, and
+        takes only one answer: for as long as the connection lives, it counts one too many, and with RDY 1 it sends no
+        further message. Source: nsqd channel.go, pushInFlightMessage(), whose error protocol_v2.go ignores.
 
         The time between two checks counts as one pause, however long it was: if this process itself did not run
         meanwhile, nsqd's silence proves nothing.
         """
         timeout, interval = self.options.timeout, self.identity.heartbeat_interval
         pause = min(timeout, interval or timeout) / 2
-        silent = stuck = 0.0
-        last_read, sending_since = self.last_read, self.writer.sending_since
+        silent = stuck = starved = 0.0
+        last_read, last_message, sending_since = self.last_read, self.last_message, self.writer.sending_since
+        messages = self.in_flight_messages
         while not self._clock.wait(self._closed, pause):
             # After a time in which this process did not run, data may wait in the socket: let the reader read it first.
             self._clock.sleep(HUB_ROUND)
             silent = silent + pause if self.last_read == last_read else 0.0
             is_same_send = sending_since is not None and self.writer.sending_since == sending_since
             stuck = stuck + pause if is_same_send else 0.0
-            last_read, sending_since = self.last_read, self.writer.sending_since
+            if messages.in_flight or self.last_message != last_message:
+                starved = 0.0
+            elif 0 < self.ready_count <= messages.refused:
+                starved += pause
+            last_read, last_message, sending_since = self.last_read, self.last_message, self.writer.sending_since
             if interval and silent >= 2 * interval:
                 raise NSQConnectionClosed(f"no word from nsqd for {silent:.0f} s, 2 heartbeat intervals")
             if stuck >= timeout:
                 raise NSQTimeout(f"nsqd has not read what was sent for {stuck:.0f} s, timeout is {timeout} s")
+            if starved >= MISCOUNT_LIMIT:
+                raise NSQConnectionClosed(
+                    f"no message for {starved:.0f} s with RDY {self.ready_count}, after nsqd has refused "
+                    f"{counted(messages.refused, 'answer')}: it may count such a message as in flight until the "
+                    "connection ends"
+                )

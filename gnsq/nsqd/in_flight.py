@@ -95,7 +95,8 @@ class InFlightMessages:
         drained: Event that is set when in_flight becomes 0, and when the connection is closed.
         async_messages: Async messages that are neither answered nor timed out.
         received, timed_out: Number of delivered messages, and number of messages whose msg_timeout was over.
-        refused_requeues: Number of REQs that nsqd has refused, since it had timed the message out.
+        refused: Number of FINs and REQs that nsqd has refused.
+        refused_requeues: Number of these REQs.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class InFlightMessages:
         self.async_messages: set[Message] = set()
         self.received = 0
         self.timed_out = 0
+        self.refused = 0
         self.refused_requeues = 0
         self.now = clock.monotonic
         self._listener = listener if listener is not None else AnswerListener()
@@ -252,6 +254,7 @@ class InFlightMessages:
         """Log nsqd's refusal of a FIN, REQ or TOUCH for a timed out message. Except for a TOUCH, add 1 to timed_out."""
         if not isinstance(error, NSQTouchFailed):
             self.timed_out += 1
+            self.refused += 1
         if isinstance(error, NSQRequeueFailed):
             self.refused_requeues += 1
         self._logger.limited(

@@ -327,8 +327,23 @@ class Judge:
                 if life.has_ended and ended[name] != life.counts.get(name, ended[name]):
                     yield f"{life.name}: {ended[name]} {name}, in its statistics {life.counts[name]}"
 
+    def _miscounts(self) -> Mapping[str, list[tuple[float, str]]]:
+        """Return, by consumer, when which nsqd has begun to count a message too many until the connection ends: it was
+        killed, has read a message twice from its disk, and sent it while it was in flight already."""
+        by_message = defaultdict(list)
+        for each in self._deliveries:
+            by_message[each.worker.settings["channel"], each.nsqd, each.id].append(each)
+        found = defaultdict(list)
+        for deliveries in by_message.values():
+            deliveries.sort(key=lambda each: each.received)
+            for first, again in itertools.pairwise(deliveries):
+                if again.received < first.answered:
+                    found[again.worker.name].append((again.received, again.nsqd))
+        return found
+
     def _excess(self) -> Iterator[str]:
         lives = {life.name: life for life in self.lives}
+        miscounts = self._miscounts()
         for time, counts in self.in_flight:
             for name, count in counts.items():
                 nodes = self.nodes.values()
@@ -338,7 +353,13 @@ class Judge:
                 later = [limit for at, limit in limits if time - LOWERED <= at <= time]
                 before = [limit for at, limit in limits if at < time - LOWERED][-1:]
                 self.notes["looks at a consumer's messages in flight"] += 1
-                if later + before and count > max(later + before):
+                lost = lives[name].lost
+                too_many = [
+                    began
+                    for began, nsqd in miscounts.get(name, ())
+                    if began <= time and not any(each == nsqd and began < at <= time for at, each, _ in lost)
+                ]
+                if later + before and count - len(too_many) > max(later + before):
                     yield f"{name} at {time:.2f}: {count}, limits {before + later}"
 
     def _cuts(self) -> Iterator[str]:

@@ -10,6 +10,7 @@ import pytest
 
 from fakensqd import FakeNsqd
 from fakensqd.clock import ManualClock
+from fakensqd.faults import error, on
 from gnsq import Consumer, NsqdHTTPClient, NsqdTCPClient, NSQException, Producer, run
 from tests.cli.programs import command, gnsq
 from tests.docs.pages import blocks
@@ -127,6 +128,14 @@ def consumer_pauses(fakensqd, logged):
         logged("no messages for")
 
 
+def nsqd_refuses_an_answer(logged, monkeypatch):
+    monkeypatch.setattr("gnsq.nsqd.connection.MISCOUNT_LIMIT", 0.1)
+    with FakeNsqd() as nsqd, nsqd.add(on.command("FIN"), error("E_FIN_FAILED")):
+        nsqd.publish("orders", b"1")
+        with consuming(nsqd, heartbeat_interval=1):
+            logged("it may count such a message")
+
+
 def handler_blocks():
     code = """
 import logging, sys, time, gevent, gnsq
@@ -202,7 +211,7 @@ SITUATIONS = {
     "The same message comes again and again": [message_fails_always],
     "Messages disappear": [message_fails_always],
     "After an error nothing comes for a while": [consumer_pauses],
-    "The connection is lost again and again": [handler_blocks],
+    "The connection is lost again and again": [handler_blocks, nsqd_refuses_an_answer],
     "Publish times out": [nsqd_is_away_or_silent],
     "Publish is refused": [message_is_too_large],
     "TLS fails": [certificate_is_not_trusted],

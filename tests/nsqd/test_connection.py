@@ -306,6 +306,23 @@ def test_silent_peer_is_dead_after_two_intervals(transport):
     assert clock.now == pytest.approx(60.0, abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("ready", "refused", "why"),
+    [(1, 1, "no message for 30 s with RDY 1, after nsqd has refused 1 answer"), (2, 1, "no word"), (1, 0, "no word")],
+)
+def test_connection_whose_nsqd_may_count_a_message_too_many_ends(transport, ready, refused, why):
+    clock = StepClock(15.0)
+    connection = Connection("nsqd", 4150, ConnectionOptions(heartbeat_interval=30), clock)
+    connection.open(transport)
+    connection.ready(ready)
+    if refused:
+        transport.feed(encode_frame(ERROR, b"E_FIN_FAILED FIN x failed"))
+
+    assert connection.wait_closed(LIMIT)
+
+    assert why in str(connection.error)
+
+
 # In the second case the bytes lie in the socket when nsqd would count as dead, since this process did not run before.
 @pytest.mark.parametrize(("pause", "end"), [(2, 90.0), (4, 120.0)])
 def test_silence_is_counted_from_the_last_bytes(transport, pause, end):
