@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import py4j.java_gateway  # type: ignore[import-untyped]  # py4j has no types
 import py4j.protocol  # type: ignore[import-untyped]  # py4j has no types
@@ -77,6 +78,9 @@ _SETTINGS = {
     f"{_STATE}.rocksdb.boundedMemoryUsage": "true",
     f"{_STATE}.rocksdb.maxMemoryUsageMB": str(STATE_MEMORY_MB),
 }
+# Classes that PySpark asks Java for with each call of its functions, by these names. Where a name has no package, Java
+# looks in all jars for a class of this name in each package that PySpark imports.
+_CLASSES = ("PythonUtils", "PythonSQLUtils", "SimplePythonFunction", "functions", "org.apache.spark.sql.functions")
 # Only for a local master: the administrator of a cluster decides about the UI and adaptive execution.
 _LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
@@ -235,7 +239,19 @@ def _same_interrupt() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
+class _KnownClass(py4j.java_gateway.JavaClass):  # type: ignore[misc]  # py4j has no types
+    """A class of Java that is asked for each of its methods once."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        setattr(self, name, found)
+        return found
+
+
 def _prepare(spark: SparkSession) -> None:
+    jvm = spark._jvm
+    for name in _CLASSES:
+        setattr(jvm, name, _KnownClass(getattr(jvm, name)._fqn, jvm._gateway_client))
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         # They write each error of an expression to stderr, with the whole plan. The job tells it in one line.
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)

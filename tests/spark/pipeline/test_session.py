@@ -146,3 +146,11 @@ def test_expression_that_can_not_be_computed_is_null(spark):
 @pytest.mark.spark
 def test_queries_share_the_cores(spark):
     assert spark.sparkContext.getConf().get("spark.scheduler.mode") == "FAIR"
+
+
+@pytest.mark.spark
+def test_java_is_asked_once_for_what_each_expression_needs(spark):
+    functions = spark._jvm.functions
+
+    assert spark._jvm.functions is functions
+    assert functions.lit is functions.lit
