@@ -46,6 +46,10 @@ def finished(nsqd, topic, channel):
     return stats["message_count"] - stats["depth"] - stats["in_flight_count"] - stats["deferred_count"]
 
 
+def clients(nsqd, topic, channel):
+    return channel_stats(nsqd, topic, channel)["client_count"]
+
+
 @contextlib.contextmanager
 def to_file(nsqd, topic, directory, *arguments):
     command = [
@@ -113,7 +117,10 @@ def test_kills_lose_no_message(account, tmp_path, compress):
                 wait_until(lambda wanted=wanted: finished(nsqd, topic, "to-file") >= wanted, LIMIT)
                 process.kill()
                 process.wait(LIMIT)
+        wait_until(lambda: clients(nsqd, topic, "to-file") == 0, LIMIT)
         with to_file(nsqd, topic, out, *arguments) as process:
+            # The killed ones may have finished all before this one has begun.
+            wait_until(lambda: clients(nsqd, topic, "to-file") == 1, LIMIT)
             wait_until(lambda: finished(nsqd, topic, "to-file") == len(account.published), LIMIT)
             stop(process)
 
