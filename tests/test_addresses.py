@@ -58,15 +58,3 @@ def test_addresses_keep_their_order_without_duplicates():
     assert parse_addresses(["b", "a:1", "b:4150", "a"]) == ["b:4150", "a:1", "a:4150"]
     assert parse_addresses("b") == ["b:4150"]
     assert parse_addresses(()) == []
-
-
-@pytest.mark.parametrize("kind", [set, frozenset])
-def test_addresses_of_a_set_are_sorted(kind):
-    names = [f"host{number}" for number in range(9)]
-
-    assert parse_addresses(kind(names)) == [f"{name}:4150" for name in names]
-
-
-def test_wrong_type_of_addresses_names_the_argument():
-    with pytest.raises(TypeError, match=r"^nsqd_tcp_addresses must be"):
-        parse_addresses(None)

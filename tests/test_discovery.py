@@ -85,17 +85,6 @@ def test_answers_are_combined(ask):
     assert ask(first, second) == ({"a:4150", "b:1", "[::1]:4150"}, 2)
 
 
-@both
-def test_failing_nsqlookupd_does_not_hide_the_others(ask):
-    failing = Lookupd(NSQHttpError("no answer"))
-
-    assert ask(failing, of(nsqd("a"))) == ({"a:4150"}, 1)
-
-
-def test_unknown_path_is_a_failure_of_nodes():
-    assert nodes(Lookupd(NSQHttpError("NOT_FOUND", 404))) == (set(), 0)
-
-
 def test_nodes_have_their_http_port_if_asked_for():
     assert nodes(of(nsqd("a", 1), nsqd("::1", 2)), port="http_port") == ({"a:4151", "[::1]:4151"}, 1)
 
@@ -147,10 +136,6 @@ def test_silent_nsqlookupd_does_not_delay_the_others():
     assert not asking.ready()
     release.set()
     assert asking.get(timeout=1)
-
-
-def test_unknown_topic_is_an_empty_answer():
-    assert lookup(Lookupd(NOT_KNOWN)) == (set(), 1)
 
 
 @pytest.mark.parametrize(
@@ -477,12 +462,6 @@ def test_nsqd_is_gone_when_no_nsqlookupd_names_it_in_two_complete_rounds_in_a_ro
     assert [forgotten for _, forgotten in changes_of(rounds)] == [addresses(names) for names in gone]
 
 
-def test_nsqd_is_new_once_and_again_when_it_comes_back():
-    changes = changes_of([(names, True) for names in ["a", "ab", "b", "", "a", "ab"]])
-
-    assert [new for new, _ in changes] == [addresses(names) for names in ["a", "b", "", "", "a", "b"]]
-
-
 def changes_of(rounds):
     first, second = of(), of()
     known = AllNodes([first, second])
@@ -527,18 +506,6 @@ def test_nsqds_of_a_topic_stay_known_while_an_nsqlookupd_does_not_answer():
     ]
 
 
-def test_replaced_nsqds_are_forgotten_while_another_nsqlookupd_is_silent():
-    living, dead = of(nsqd("a")), of()
-    dead.answer = NSQHttpError("no answer")
-    known = TopicNodes([living, dead], "t")
-
-    for name in ("a", "b", "c"):
-        living.answer = {"producers": [nsqd(name)]}
-        known.refresh(ignore)
-
-    assert known.addresses == {"c:4150"}
-
-
 def test_known_nsqds_of_a_failing_nsqlookupd_are_found_without_waiting_for_the_others():
     silent, slow = of(nsqd("a")), of(nsqd("b"))
     known = TopicNodes([silent, slow], "t")
@@ -548,17 +515,6 @@ def test_known_nsqds_of_a_failing_nsqlookupd_are_found_without_waiting_for_the_o
     slow.lookup = lambda topic: answered.wait(10) and lookup(topic)
 
     assert known.refresh(lambda address: answered.set() if address == "a:4150" else None)
-
-
-def test_round_of_all_nodes_returns_new_and_forgotten_nsqds():
-    first, second = of(nsqd("a")), of(nsqd("a"), nsqd("b"))
-    known = AllNodes([first, second])
-    changes = [known.refresh()]
-
-    second.answer = {"producers": [nsqd("c")]}
-    changes += [known.refresh(), known.refresh()]
-
-    assert changes == [({"a:4150", "b:4150"}, set()), ({"c:4150"}, set()), (set(), {"b:4150"})]
 
 
 def test_all_nodes_forget_no_nsqd_while_an_nsqlookupd_fails():
@@ -585,14 +541,3 @@ def test_all_nodes_find_named_nsqds_at_once_while_an_nsqlookupd_is_silent():
     assert not asking.ready()
     release.set()
     assert asking.get(timeout=1) == ({"a:4150", "b:4150"}, set())
-
-
-def test_all_nodes_of_the_emulator_are_found(fakecluster):
-    lookupds = parse_lookupds([lookupd.http_address for lookupd in fakecluster.lookupds])
-
-    tcp, http = AllNodes(lookupds).refresh(), AllNodes(lookupds, port="http_port").refresh()
-
-    for lookupd in lookupds:
-        lookupd.close()
-    assert tcp == ({f"127.0.0.1:{nsqd.tcp_port}" for nsqd in fakecluster.nsqds}, set())
-    assert http == ({f"127.0.0.1:{nsqd.http_port}" for nsqd in fakecluster.nsqds}, set())

@@ -135,13 +135,6 @@ def test_invalid_arguments_are_refused_before_the_request(call, error, words):
         assert served.connections == 0
 
 
-def test_ipv6_node_may_be_tombstoned():
-    with http_peer(lambda asked, sock: reply(b"")) as served, LookupdClient.from_url(served.address) as client:
-        client.tombstone_topic("t", "::1:4151")
-
-    assert served.requests[0].query == "topic=t&node=%3A%3A1%3A4151"
-
-
 def test_lookups_understand_answers_with_and_without_an_envelope():
     found = []
     new = {"producers": [{"broadcast_address": "new-host", "tcp_port": 4150}]}

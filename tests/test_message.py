@@ -5,7 +5,7 @@ import functools
 import itertools
 import threading
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 
@@ -77,20 +77,6 @@ def test_frame_becomes_attributes(message):
     assert repr(message) == "<Message b'0123456789abcdef' attempts=2 of 4 bytes>"
 
 
-def test_finish_reaches_the_responder(message, responder):
-    message.finish()
-
-    assert responder.calls == [("finish", ID)]
-    assert message.has_responded()
-
-
-@pytest.mark.parametrize("delay", [250, timedelta(seconds=0.25)])
-def test_requeue_reaches_the_responder(message, responder, delay):
-    message.requeue(delay, backoff=False)
-
-    assert responder.calls == [("requeue", ID, 250, False)]
-
-
 def test_requeue_without_a_delay_takes_that_of_the_responder(responder):
     responder.requeue_after = lambda attempts: attempts * 1000
     for attempts in (1, 3):
@@ -116,24 +102,6 @@ def test_second_answer_says_that_the_return_of_the_handler_was_the_first(message
 
     with pytest.raises(NSQException, match=r"already responded: the return of its handler .*enable_async\(\)"):
         second(message)
-
-
-@pytest.mark.parametrize("first", [Message.finish, Message.requeue])
-@pytest.mark.parametrize("second", [Message.finish, Message.requeue, Message.touch])
-def test_second_answer_raises(message, responder, first, second):
-    first(message)
-
-    with pytest.raises(NSQException, match=r"already responded$"):
-        second(message)
-    assert len(responder.calls) == 1
-
-
-def test_touch_may_be_repeated(message, responder):
-    message.touch()
-    message.touch()
-
-    assert responder.calls == [("touch", ID)] * 2
-    assert not message.has_responded()
 
 
 MISUSES = [
@@ -293,12 +261,6 @@ def test_time_left(message, responder, limits, touched_after, age, left):
     assert (message.time_left, message.max_time_left) == left
 
 
-def test_message_without_a_responder_has_no_time_limit():
-    message = Message(1, 1, ID, b"x")
-
-    assert (message.time_left, message.max_time_left) == (None, None)
-
-
 def test_refused_touch_gives_no_time(message, responder):
     def refuse(message_id):
         raise NSQConnectionClosed("gone")
@@ -326,14 +288,6 @@ def test_touching_lasts_as_long_as_the_block(message, responder, timeout, given,
         assert responder.calls == [("touching", message, used)]
 
     assert responder.calls[1:] == [("stop", message)]
-
-
-def test_touching_a_message_without_a_responder_runs_the_block():
-    ran = []
-    with Message(1, 1, ID, b"x").touching():
-        ran.append(True)
-
-    assert ran
 
 
 # --- many at once

@@ -66,10 +66,6 @@ def test_none_is_the_default_of_each_option(options):
     assert options(**dict.fromkeys(names)) == options()
 
 
-def test_none_is_no_limit_of_the_deliveries():
-    assert ConsumerOptions(max_tries=None).max_tries == 0
-
-
 @pytest.mark.parametrize("options", ALL)
 @pytest.mark.parametrize("form", [str, lambda number: f" {number} ", float, lambda number: str(float(number))])
 def test_number_may_be_text_or_a_float_without_a_fraction(options, form):

@@ -39,15 +39,6 @@ def stop(number=signal.SIGTERM):
 
 
 @pytest.mark.parametrize("threaded", [False, True], ids=["own hub", "threaded"])
-def test_consumer_that_its_handler_closes_ends_run(fakensqd, consumer, threaded):
-    fakensqd.publish("t", b"1")
-
-    gnsq.run(consumer(lambda consumer, message: consumer.close(), threaded=threaded))
-
-    assert fakensqd.transcript.finished("t") == 1
-
-
-@pytest.mark.parametrize("threaded", [False, True], ids=["own hub", "threaded"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_drains_consumers_and_then_producers(fakensqd, consumer, threaded, number):
     producer = gnsq.Producer(fakensqd.tcp_address, threaded=threaded)
@@ -82,16 +73,6 @@ def test_producers_alone_run_until_a_signal(fakensqd):
     gnsq.run(producer, on_ready=stop)
 
     assert producer.stats().state == "closed"
-
-
-def test_producer_that_runs_already_is_closed_too(fakensqd, lines):
-    producer = gnsq.Producer(fakensqd.tcp_address)
-    producer.start()
-
-    gnsq.run(producer, on_ready=stop)
-
-    assert producer.stats().state == "closed"
-    assert "running already" not in "".join(lines())
 
 
 def test_signal_does_not_wait_for_an_nsqd_that_does_not_respond(consumer):
@@ -242,20 +223,6 @@ def test_thread_that_ends_ends_run_with_status_1(fakensqd, consumer, lines, is_f
     # The thread logs its own end, perhaps later than run().
     wait_until(lambda: len(lines(logging.ERROR)) == 2)
     assert [line for line in lines(logging.ERROR) if "t/c: its thread has ended" in line]
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_thread_of_a_producer_that_ends_ends_run_with_status_1(fakensqd, consumer, lines):
-    producer = gnsq.Producer(fakensqd.tcp_address, threaded=True, name="orders")
-
-    # Receivers run in the producer's thread.
-    producer.on_response.connect(lambda producer, response: response == b"OK" and sys.exit("done"), weak=False)
-
-    with pytest.raises(SystemExit) as ended:
-        gnsq.run(consumer(topic="other"), producer, on_ready=lambda: producer.publish_async("t", b"1"))
-
-    assert ended.value.code == 1
-    assert [line for line in lines(logging.ERROR) if line.startswith("orders: its thread has ended")]
 
 
 def test_handler_that_blocks_its_thread_ends_run_with_status_1(fakensqd, consumer, lines):

@@ -90,14 +90,6 @@ def test_bytes_go_both_ways_however_they_are_cut(pair, certificates, server_cont
     assert read(client, 20_000) == b"x" * 20_000
 
 
-def test_many_records_are_read_at_once(pair, certificates, server_context):
-    client, server = shaken(*pair, client_context(options(certificates)), server_context)
-    # Short enough for the socket's buffer.
-    server.sendall(b"x" * 60_000)
-
-    assert len(client.recv(65536)) > 16384
-
-
 def test_reader_and_writer_work_at_the_same_time(pair, certificates, server_context):
     client, server = shaken(*pair, client_context(options(certificates)), server_context)
     size = 2_000_000

@@ -39,13 +39,6 @@ def test_handled_bytes_are_not_returned(pair):
     assert taken == [b"ok", b"okok", b"other"]
 
 
-def test_end_of_the_stream_is_not_offered(pair):
-    transport, peer = pair
-    peer.shutdown(stdlib_socket.SHUT_WR)
-
-    assert transport.recv_unless_handled(100, lambda data: pytest.fail("offered")) == b""
-
-
 def test_reply_that_comes_at_once_is_polled_for(pair):
     transport, peer = pair
     taken = []
@@ -119,19 +112,6 @@ def test_what_a_poll_finds_and_nobody_handles_is_returned_to_the_reader(pair):
     assert b"ok" in reading.get()
 
 
-def test_close_ends_the_wait(pair):
-    transport, _ = pair
-    reading = gevent.spawn(transport.recv_unless_handled, 100, lambda data: True)
-    gevent.sleep(0)
-
-    transport.close()
-
-    with pytest.raises(NSQConnectionClosed, match="peer:1: connection was closed"):
-        reading.get(timeout=5)
-    with pytest.raises(NSQConnectionClosed):
-        transport.recv_unless_handled(100, lambda data: True)
-
-
 def test_killed_reader_leaves_no_watcher(pair):
     transport, peer = pair
     reading = gevent.spawn(transport.recv_unless_handled, 100, lambda data: True)
@@ -198,20 +178,6 @@ def test_bytes_that_came_early_are_read_first(codec):
     transport = CompressedTransport(MemoryTransport(then, b""), codec(), first)
 
     assert [transport.recv(100), transport.recv(100), transport.recv(100)] == [b"OK", b"more", b""]
-
-
-@CODECS
-def test_sent_bytes_are_compressed(codec):
-    inner = MemoryTransport()
-    transport = CompressedTransport(inner, codec())
-
-    transport.sendall(b"NOP\n")
-    transport.shutdown_write()
-
-    assert codec().decompress(inner.sent, 100) == b"NOP\n"
-    assert inner.ended
-    transport.close()
-    assert inner.closed
 
 
 @CODECS

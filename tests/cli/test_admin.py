@@ -60,15 +60,6 @@ def test_topic_is_created_on_all_nsqds_that_nsqlookupd_names(cluster, gnsq):
     assert re.fullmatch(r"topic new created at 127.0.0.1:\d+, 127.0.0.1:\d+\n", result.stderr)
 
 
-def test_topic_that_exists_is_created_on_the_others(cluster, gnsq):
-    result = gnsq("topic", "create", "orders", *lookupd(cluster))
-
-    first, second = map(short, cluster.nsqds)
-    assert result.exit_code == 0
-    assert result.stderr == f"topic orders created at {second}\ntopic orders exists at {first}\n"
-    assert cluster.nsqds[0].depth("orders", "archive") == 3
-
-
 def test_channel_is_created_on_the_nsqds_that_have_the_topic_and_at_nsqlookupd(cluster, gnsq):
     result = gnsq("channel", "create", "clicks", "billing", *lookupd(cluster))
     gnsq("channel", "create", "orders", "billing", *lookupd(cluster))

@@ -58,19 +58,9 @@ def file(config_folder):
 # --- where settings come from
 
 
-def test_addresses_from_the_command_line(load):
-    cluster = load("--nsqd", "a:4150", "--nsqd", "b", "--lookupd", "c")
-
-    assert (cluster.nsqds, cluster.lookupds) == (("a:4150", "b:4150"), ("c",))
-
-
 @pytest.mark.parametrize("value", ["a:4150,b:4150", "a:4150 b:4150", "a:4150, b:4150"])
 def test_variable_may_have_several_addresses(load, value):
     assert load(GNSQ_NSQD=value).nsqds == ("a:4150", "b:4150")
-
-
-def test_default_cluster_of_the_file(load, file):
-    assert load().nsqds == ("local:4150",)
 
 
 @pytest.mark.parametrize(
@@ -83,14 +73,6 @@ def test_named_cluster_of_the_file(load, file, arguments, environment):
 
     assert (cluster.nsqds, cluster.lookupds, cluster.timeout) == ((), ("lookupd-1:4161", "lookupd-2"), 3.0)
     assert (cluster.connection["tls_v1"], cluster.connection["deflate"]) == (True, True)
-
-
-def test_other_file(load, file, tmp_path):
-    other = tmp_path / "other.toml"
-    other.write_text('cluster = "x"\n[clusters.x]\nnsqd = ["x:1", "y:2"]\n')
-
-    assert load("--config", str(other)).nsqds == ("x:1", "y:2")
-    assert load(GNSQ_CONFIG=str(other)).nsqds == ("x:1", "y:2")
 
 
 PRECEDENCE = [
@@ -198,11 +180,6 @@ def test_help_of_a_command_refers_to_the_connection_options(invoke):
     assert all(f"--{name.replace('_', '-')}" in connection for name in SETTINGS)
 
 
-def test_help_shows_any_command(invoke):
-    assert invoke("help", "topic", "delete").output == invoke("topic", "delete", "--help").output
-    assert invoke("help").output == invoke("--help").output
-
-
 def test_summaries_are_not_cut(invoke):
     assert "..." not in invoke("--help").output.partition("Commands:")[2]
 
@@ -266,20 +243,6 @@ def test_unknown_cluster_gets_a_similar_one_suggested(load, file):
     )
 
 
-def test_tables_with_a_misspelt_name_are_an_error_with_a_cluster_too(load, file):
-    file.write_text("[cluster.a]\nnsqd = 'a'")
-
-    assert "[clusters.NAME]" in load("--cluster", "a")
-
-
-def test_file_without_clusters_says_which_table_it_needs(load, file):
-    file.write_text("")
-
-    assert load("--cluster", "a") == (
-        f"{file}: there is no cluster 'a', which --cluster names, and no table [clusters.a]"
-    )
-
-
 def test_cluster_without_a_file_names_the_missing_file(load, config_folder):
     assert load("--cluster", "a") == (
         f"{config_folder}/gnsq.toml: No such file or directory; it would have the cluster 'a' of --cluster: write it, "
@@ -340,10 +303,6 @@ VARIABLES = [
 @pytest.mark.parametrize(("name", "value", "error"), VARIABLES)
 def test_error_names_the_variable_that_gave_the_value(load, file, name, value, error):
     assert error in load(**{f"GNSQ_{name}": value})
-
-
-def test_error_of_a_target_names_its_option(fakensqd, gnsq):
-    assert "Error: --to-nsqd: port 'b'" in gnsq("copy", "t", "--nsqd", fakensqd.tcp_address, "--to-nsqd", "a:b").stderr
 
 
 # --- secrets

@@ -15,18 +15,6 @@ def other():
         yield nsqd
 
 
-def test_topic_is_copied_to_another_topic(fakensqd):
-    fakensqd.publish("t", *(b"%d" % number for number in range(500)))
-
-    result = gnsq(fakensqd, "copy", "t", "u", "-n", "500")
-
-    assert result.exit_code == 0
-    assert result.stdout == ""
-    assert result.stderr.startswith("500 messages copied")
-    assert sorted(fakensqd.messages("u")) == sorted(fakensqd.messages("t"))
-    assert fakensqd.messages("t", "copy") == []
-
-
 def test_topic_is_copied_to_another_cluster_under_the_same_name(fakensqd, other):
     fakensqd.publish("t", b"\xff\n")
 

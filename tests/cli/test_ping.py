@@ -2,7 +2,6 @@
 
 import os
 import signal
-import ssl
 
 import gevent
 import pytest
@@ -12,8 +11,7 @@ from fakensqd.faults import answer, error
 from fakensqd.nsqd.auth import Grant
 from gnsq import NsqdHTTPClient
 from gnsq.cli.advice import SENTENCES, Facts, explain
-from gnsq.errors import NSQException, NSQSocketError
-from gnsq.tls import explain_ssl_error
+from gnsq.errors import NSQException
 from tests.helpers import peer, refused_port
 
 STEPS = ["resolve", "connect", "IDENTIFY", "subscribe", "publish", "receive", "health", "delete topic"]
@@ -35,14 +33,6 @@ def statuses(document):
 # --- the way of a message
 
 
-def test_all_steps_pass(fakensqd, gnsq_json):
-    status, document = gnsq_json("ping", *servers_of(fakensqd))
-
-    assert (status, document["ok"]) == (0, True)
-    assert statuses(document) == dict.fromkeys(STEPS, "ok")
-    assert NsqdHTTPClient.from_url(fakensqd.http_address).stats()["topics"] == []
-
-
 def test_output_names_each_step_with_its_time(fakensqd, gnsq):
     result = gnsq("ping", *servers_of(fakensqd))
 
@@ -51,15 +41,6 @@ def test_output_names_each_step_with_its_time(fakensqd, gnsq):
     assert [line[:2] for line in lines[1:8]] == [["ok", step] for step in STEPS[:-1]]
     assert all(line[3] == "ms" for line in lines[1:8])
     assert lines[-1] == ["all", "steps", "passed"]
-
-
-def test_nsqds_of_nsqlookupd_are_checked(fakecluster, gnsq_json):
-    status, document = gnsq_json("ping", "--lookupd", fakecluster.lookupds[0].http_address)
-
-    found = {each["address"] for each in document["checks"] if each["step"] == "receive"}
-    assert status == 0
-    assert found == {nsqd.tcp_address for nsqd in fakecluster.nsqds}
-    assert document["checks"][0]["text"] == "version 1.3.0, knows 2 nsqds"
 
 
 def test_failure_of_one_nsqd_hides_no_other(fakensqd, gnsq_json):
@@ -309,15 +290,6 @@ def test_missing_certificate_of_the_client_is_explained(tls_nsqd, fakensqd_certi
 
     assert "--tls-cert FILE and --tls-key FILE" in failed(without)["TLS"][1]
     assert status == 0
-
-
-def test_error_without_a_sentence_is_shown_with_its_hint():
-    refused = ssl.SSLCertVerificationError()
-    refused.verify_code, refused.verify_message = 23, "certificate revoked"
-    code, reason, hint = explain_ssl_error(refused)
-    failure = NSQSocketError(reason, address="h:1", code=code, hint=hint)
-
-    assert explain(failure, Facts("h:1")) == ("certificate not accepted: certificate revoked", failure.hint)
 
 
 @pytest.mark.parametrize("key", SENTENCES)

@@ -76,13 +76,6 @@ def test_input_without_a_message(fakensqd, pub, options, text):
     assert result.exit_code == (options == ["--raw"] and not text)
 
 
-def test_lines_may_be_longer_than_one_read(fakensqd, pub):
-    lines = [b"a" * (READ_SIZE * 2 + 7), b"b", b"c" * (READ_SIZE - 1), b"d" * READ_SIZE]
-
-    assert pub(b"\n".join(lines)).exit_code == 0
-    assert fakensqd.messages("t") == lines
-
-
 def test_lines_of_one_read_are_published_together(fakensqd, pub):
     pub(b"".join(b"%d\n" % number for number in range(10_000)))
 
@@ -113,13 +106,6 @@ def test_refused_message_of_the_command_line_is_named(fakensqd, gnsq):
     assert (stopped.exit_code, rest.exit_code) == (1, 0)
     assert "stopped at line 2" in stopped.stderr
     assert fakensqd.messages("t") == [b"1", b"3"]
-
-
-def test_delimiter_takes_the_place_of_the_newline(fakensqd, pub):
-    result = pub(b"1\n\0\x002\0", "--delimiter", r"\0")
-
-    assert fakensqd.messages("t") == [b"1\n", b"2"]
-    assert "; 1 empty line left out" in result.stderr
 
 
 NOT_RECORDS = [
@@ -465,14 +451,6 @@ def test_end_of_the_reader_of_stdout_has_status_1(fakensqd, arguments, stderr, b
     os.close(write)
 
     assert (result.returncode, result.stderr) == (1, "")
-
-
-@pytest.mark.subprocess
-def test_closed_stdin_is_an_error(fakensqd):
-    result = run("sh", "-c", f"exec {sys.executable} -m gnsq pub t --nsqd {fakensqd.tcp_address} <&-")
-
-    assert result.returncode == 1
-    assert "stdin is closed; give the command a FILE" in result.stderr
 
 
 @pytest.mark.subprocess

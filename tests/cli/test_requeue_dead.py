@@ -136,15 +136,6 @@ def test_dry_run_lists_and_changes_nothing(fakensqd):
     assert fakensqd.depth("dead", "requeue-dead") == 3
 
 
-def test_count_ends_the_run(fakensqd):
-    fakensqd.publish("dead", *(letter(b"%d" % number) for number in range(5)))
-
-    requeue(fakensqd, "--all", "-n", "2")
-
-    assert len(fakensqd.messages("orders")) == 2
-    assert fakensqd.depth("dead", "requeue-dead") == 3
-
-
 # --- failures
 
 

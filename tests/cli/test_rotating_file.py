@@ -71,26 +71,6 @@ EACH_COMPRESSION = pytest.mark.parametrize("compress", ["none", "gzip", "zstd"])
 # --- names
 
 
-def test_file_has_a_hidden_name_until_it_is_complete(make, names):
-    files = make()
-
-    files.write([b"1\n"])
-    assert names() == [".x.221320.log.part"]
-    files.close()
-
-    assert names() == ["x.221320.log"]
-
-
-def test_no_file_is_made_without_records(make, names):
-    files = make()
-
-    files.write([])
-    files.rotate()
-
-    assert names() == []
-    assert files.completed == 0
-
-
 def test_files_of_the_same_name_get_numbers_and_replace_nothing(make, names, tmp_path):
     (tmp_path / "x.221320.log").write_bytes(b"old\n")
     files = make()
@@ -244,12 +224,6 @@ def test_higher_level_makes_smaller_files():
     data = b"".join(LINES)
 
     assert len(COMPRESSIONS["gzip"].encode(9)(data)) < len(COMPRESSIONS["gzip"].encode(1)(data))
-
-
-@pytest.mark.parametrize(("name", "level"), [("none", 1), ("gzip", 10), ("gzip", 0), ("zstd", 23)])
-def test_level_out_of_bounds_is_refused(name, level):
-    with pytest.raises(ValueError, match=f"level {level}"):
-        COMPRESSIONS[name].encode(level)
 
 
 # --- durability

@@ -115,16 +115,6 @@ def test_error_of_a_guessed_port_names_the_option(gnsq):
     assert "no nsqd could be reached" in result.stderr
 
 
-def test_failure_of_one_nsqlookupd_hides_no_nsqd(cluster, gnsq_json):
-    wrong = f"127.0.0.1:{refused_port()}"
-
-    status, document = gnsq_json("stats", "--lookupd", cluster.lookupds[0].http_address, "--lookupd", wrong)
-
-    assert status == 0
-    assert [each["error"] for each in document["nsqds"]] == [None, None]
-    assert [each["error"] for each in document["lookupds"]] == [None, "no response: can't connect: Connection refused"]
-
-
 def test_nsqd_with_two_addresses_is_counted_once(fakensqd, gnsq_json):
     fakensqd.publish("orders", b"1")
     localhost = f"localhost:{fakensqd.http_port}"
@@ -502,14 +492,6 @@ def test_reasons_of_many_servers_leave_room_for_rows():
     assert len(lines) <= 20
     assert lines[2].startswith("orders")
     assert any(line.endswith("more servers: the screen is too low") for line in lines)
-
-
-def test_nsqd_that_is_not_healthy_is_shown_with_its_health():
-    healthy = snapshot("orders")
-    stats = dataclasses.replace(healthy.nodes[0].stats, health="NOK - disk full")
-    view = StatsView(dataclasses.replace(healthy, nodes=(Node("http://127.0.0.1:4151/", stats),)))
-
-    assert any("health NOK - disk full" in line for line in shown(view))
 
 
 def test_sparkline_shows_the_last_depths():

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from fakensqd import FakeNsqd
 from gnsq import Message
-from gnsq.cli.formats import as_json, for_terminal, meta_line
+from gnsq.cli.formats import for_terminal, meta_line
 from gnsq.cli.output import Output
 from gnsq.cli.receiving import Received
 from gnsq.cli.tail import BATCH
@@ -102,13 +102,6 @@ def test_bodies_on_a_terminal_are_readable_and_harmless(body, shown):
     assert on_terminal(body) == shown
 
 
-def test_line_of_json_has_no_control_characters():
-    line = as_json(received("\u009b\u2028\U000e0001\n".encode())).decode()
-
-    assert line[:-1].isprintable()
-    assert json.loads(line)["body"] == "\u009b\u2028\U000e0001\n"
-
-
 @pytest.mark.subprocess
 def test_terminal_gets_colored_json(fakensqd):
     fakensqd.publish("t", b'{"a":1}')
@@ -187,16 +180,6 @@ def test_first_messages_come_few_at_a_time_for_a_reader_that_wants_no_more(faken
 # --- which messages
 
 
-def test_count_leaves_the_other_messages(fakensqd):
-    fakensqd.publish("t", *(b"%d" % number for number in range(5)))
-
-    result = gnsq(fakensqd, "tail", "t", "-n", "2", "--channel", "c")
-
-    assert result.stdout == "0\n1\n"
-    assert sorted(fakensqd.messages("t", "c")) == [b"2", b"3", b"4"]
-    assert fakensqd.transcript.finished("t") == 2
-
-
 def test_messages_that_are_not_chosen_are_finished(fakensqd):
     fakensqd.publish("t", b'{"n": 1}', b'{"n": 2}', b"n", b'{"n": 2, "x": 1}')
 
@@ -204,15 +187,6 @@ def test_messages_that_are_not_chosen_are_finished(fakensqd):
 
     assert result.stdout == '{"n": 2, "x": 1}\n'
     assert fakensqd.messages("t", "c") == []
-
-
-def test_several_topics_count_together(fakensqd):
-    fakensqd.publish("one", b"1")
-    fakensqd.publish("two", b"2")
-
-    result = gnsq(fakensqd, "tail", "one", "two", "one", "-n", "2", "--json")
-
-    assert sorted(json.loads(line)["topic"] for line in result.stdout.splitlines()) == ["one", "two"]
 
 
 def test_message_of_many_attempts_is_written(fakensqd):

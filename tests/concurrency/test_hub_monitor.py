@@ -118,14 +118,6 @@ def script():
     HubMonitor.acquire().release()
 
 
-def test_hub_that_runs_is_not_logged(script, caplog):
-    script.run(*[(0, True)] * 50)
-
-    assert caplog.records == []
-    # Looked at when a stall would be a second old, no sooner: about once a second.
-    assert script.waits[1:] == [0.875] * 49
-
-
 def test_each_block_is_logged_once_however_long_it_is(script, caplog):
     script.run((0, False), *[(0, False)] * 20, (0, True), (0, True), (0, False), (0, True))
 
@@ -168,17 +160,6 @@ def test_hub_that_ends_during_a_block_ends_the_monitor(script, caplog):
     script.run()
 
     assert len(caplog.records) == 1
-
-
-def test_connections_of_a_hub_share_one_thread(monitor):
-    (thread,) = monitor_threads()
-    second = HubMonitor.acquire()
-    assert second is monitor
-    assert monitor_threads() == [thread]
-
-    second.release()
-
-    assert thread.is_alive()
 
 
 def test_thread_ends_with_the_last_release_and_comes_back():

@@ -67,20 +67,6 @@ def test_call_runs_on_the_hubs_thread(hub):
     assert hub.call(lambda: gevent.spawn(lambda: hub.is_current).get())
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt("no"), SystemExit("no")], ids=repr)
-def test_call_raises_the_exception(hub, error):
-    def fail():
-        raise error
-
-    with pytest.raises(type(error), match="no"):
-        hub.call(fail)
-    assert hub.call(lambda: 1) == 1
-
-
-def test_call_in_the_thread_itself_is_just_a_call(hub):
-    assert hub.call(lambda: hub.call(greenlet.getcurrent) is greenlet.getcurrent())
-
-
 def test_call_from_a_plain_thread_makes_no_hub_there(hub):
     assert start(lambda: (hub.call(int), get_hub_if_exists()))() == (0, None)
 

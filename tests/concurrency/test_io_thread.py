@@ -56,7 +56,3 @@ def test_blocking_calls_run_one_after_the_other(hub, io_thread):
         return numbers
 
     assert hub.call(call) == list(range(20))
-
-
-def test_close_of_a_blocking_io_thread_twice(hub, io_thread):
-    hub.call(io_thread.close)

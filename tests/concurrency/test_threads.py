@@ -8,11 +8,10 @@ import time
 
 import gevent
 import pytest
-from gevent.event import Event
 
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.concurrency.threads import CrossThreadFuture, Once, OwnerThread, ThreadEvent, get_ident, is_hub_greenlet
-from gnsq.errors import NSQConnectionClosed, NSQException, NSQTimeout
+from gnsq.errors import NSQConnectionClosed, NSQException
 from tests.helpers import run_program, wait_until
 
 LIMIT = 30.0
@@ -70,16 +69,6 @@ def test_result_raises_before_the_future_is_done():
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("with_hub", KINDS)
-@pytest.mark.parametrize("timeout", [-1, 0, 0.01])
-def test_wait_ends_at_its_timeout(with_hub, timeout):
-    future = CrossThreadFuture()
-
-    waited = in_thread(lambda: future.wait(timeout), with_hub=with_hub)
-
-    assert waited() is False
 
 
 @pytest.mark.parametrize("with_hub", KINDS)
@@ -262,16 +251,6 @@ def test_once_is_acquired_by_one_of_many_threads():
     assert [sum(claimed) for claimed in zip(*claims, strict=True)] == [1] * 2000
 
 
-@pytest.mark.parametrize("with_hub", KINDS)
-def test_wait_takes_an_infinite_timeout(with_hub):
-    future = CrossThreadFuture()
-    result = in_thread(lambda: future.wait(float("inf")), with_hub=with_hub)
-
-    future.set_result(None)
-
-    assert result()
-
-
 # --- ThreadEvent ------------------------------------------------------------------------------------------------------
 
 
@@ -320,16 +299,6 @@ def test_thread_that_reuses_an_ident_is_not_the_owner_thread():
     looks = [outcome_in_thread(look) for _ in range(50)]
 
     assert not any(is_current for _, is_current in looks)
-
-
-def test_call_and_wait_raises_a_timeout():
-    owner, forever = OwnerThread(), Event()
-
-    error = outcome_in_thread(lambda: owner.call_and_wait(0.01, forever.wait))
-    forever.set()
-
-    assert isinstance(error, NSQTimeout)
-    assert "not done within 0.01 s; does that hub run?" in str(error)
 
 
 def test_spawn_logs_an_nsq_exception(caplog):
