@@ -93,22 +93,6 @@ def test_any_json_is_an_offset_or_refused(offset, vector):
             assert decode_offset(encode_offset(found, "clicks/a"), "clicks/a") == found
 
 
-@pytest.mark.parametrize(
-    ("limits", "taken"),
-    [
-        pytest.param((None, 1000), 4, id="none"),
-        pytest.param((20, 1000), 2, id="rows, exactly"),
-        pytest.param((29, 1000), 2, id="rows, not divided"),
-        pytest.param((5, 1000), 1, id="rows, one at least"),
-        pytest.param((None, 300), 3, id="bytes"),
-        pytest.param((None, 5), 1, id="bytes, one at least"),
-        pytest.param((30, 150), 1, id="both, the tighter one"),
-    ],
-)
-def test_take_up_to_keeps_to_the_limits(limits, taken):
-    assert len(take_up_to({"a": segments("a", 1, 2, 3, 4)}, *limits)) == taken
-
-
 def test_take_up_to_fills_a_batch_beside_a_segment_that_does_not_fit():
     waiting = {"a": segments("a", *range(1, 100)), "b": segments("b", 1, 2, rows=500)}
 

@@ -28,12 +28,6 @@ def test_buffer_is_full_at_its_limits(filled, full):
     assert filled.is_full is full
 
 
-def test_add_returns_whether_the_buffer_is_full():
-    filled = collector(in_flight_limit=4)
-
-    assert [filled.add("clicks", [FakeMessage(number)]) for number in range(4)] == [False, False, True, True]
-
-
 def test_segment_is_due_by_age():
     filled = collector(b"x", age=0.1)
 
