@@ -101,8 +101,10 @@ def test_receiver_killed(point, spool, hub):
 def test_receiver_killed_at_random(spool, hub):
     """Kill the receiver three times, often after FINs."""
     chosen = seeded()
-    with running("nsqd", "--msg-timeout=2s") as nsqd:
+    with contextlib.ExitStack() as stack:
+        nsqd = stack.enter_context(running("nsqd", "--msg-timeout=2s"))
         publisher = Publisher(nsqd.tcp_address, pause=0.005)
+        stack.callback(publisher.stop)
         for _ in range(3):
             with receiver_process(nsqd, spool) as process:
                 before, more = len(bodies_of(spool)), chosen.randint(1, 5000)
@@ -122,6 +124,7 @@ def test_processes_of_a_query_killed_at_random(tmp_path):
         nsqd = stack.enter_context(running("nsqd", *DURABLE))
         query = Query(stack, tmp_path, nsqd)
         publisher = Publisher(nsqd.tcp_address, **SLOWLY)
+        stack.callback(publisher.stop)
         for kind in kinds:
             query.go_on(chosen.randint(50, 300))
             print(f"killing {kind} behind {len(written(tmp_path))} rows", flush=True)
