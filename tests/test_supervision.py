@@ -279,7 +279,9 @@ def test_error_of_a_dead_greenlet_of_run_is_raised_by_it(nsqd, name):
 def test_dead_query_of_an_nsqlookupd_is_told_and_others_are_asked(nsqd, caplog):
     with silent_nsqd() as silent:
         lookupds = [silent, nsqd.lookupd.http_address]
-        with Consumer("t", "c", lookupd_http_addresses=lookupds, message_handler=bool, **QUICK) as consumer:
+        with Consumer(
+            "t", "c", lookupd_http_addresses=lookupds, message_handler=lambda _, message: None, **QUICK
+        ) as consumer:
             throw("gnsq-query")
             wait_until(lambda: is_told(caplog))
 
