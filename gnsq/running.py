@@ -72,6 +72,10 @@ class StopSignals:
         except ValueError as error:
             raise ValueError("only the main thread can receive signals: call this there") from error
         for number in (signal.SIGTERM, signal.SIGINT):
+            # That of a block that is over has stayed for copies of its signal, and would stay below this one.
+            earlier = getattr(signal.getsignal(number), "__self__", None)
+            if isinstance(earlier, StopSignals) and earlier._is_over:
+                earlier._restore()
             if (before := signal.getsignal(number)) is not signal.SIG_IGN:
                 signal.signal(number, self._receive)
                 self._before[number] = before

@@ -1,5 +1,6 @@
 """gnsq.run(): starts the clients of a program, and drains them at its end; and the signals that end it."""
 
+import inspect
 import logging
 import os
 import signal
@@ -374,6 +375,22 @@ def test_later_signal_after_the_block_is_for_the_handler_before_it():
         signal.signal(signal.SIGINT, before)
 
     assert received[0] - began >= 0.25
+
+
+def test_many_blocks_that_a_signal_has_ended_leave_one_handler():
+    depths = []
+    before = signal.signal(signal.SIGINT, lambda *_: depths.append(len(inspect.stack(0))))
+    try:
+        for blocks in (1, 5):
+            for _ in range(blocks):
+                with StopSignals() as signals:
+                    stop(signal.SIGINT)
+                    signals.requested.wait(LIMIT)
+            wait_until(lambda blocks=blocks: stop(signal.SIGINT) or len(depths) > blocks // 5)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert depths[0] == depths[1]
 
 
 @pytest.mark.subprocess

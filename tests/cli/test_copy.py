@@ -103,15 +103,20 @@ def test_lost_response_is_copied_again_and_said(fakensqd, other):
     assert "1 message requeued without a response, so they may be doubled" in result.stderr
 
 
-@pytest.mark.fakensqd(msg_timeout=0.5)  # nsqd delivers a message again after this, if the connection is lost
-def test_message_whose_fin_is_lost_is_not_copied_twice(fakensqd, other):
-    fakensqd.publish("t", b"1")
-    fakensqd.add(on.command("FIN"), disconnect())
+def test_message_whose_fin_is_lost_is_not_copied_twice(clock, other):
+    with FakeNsqd(clock=clock) as nsqd:
+        nsqd.publish("t", b"1")
+        lost = nsqd.add(on.command("FIN"), disconnect())
 
-    result = gnsq(fakensqd, "copy", "t", "--idle", "1", "--to-nsqd", other.tcp_address)
+        def take_back():
+            wait_until(lambda: lost.fired)
+            clock.advance(60.0)
 
-    assert other.messages("t") == [b"1"]
-    assert fakensqd.messages("t", "copy") == []
+        with background(take_back):
+            result = gnsq(nsqd, "copy", "t", "--idle", "2", "--to-nsqd", other.tcp_address)
+
+        assert other.messages("t") == [b"1"]
+        assert nsqd.messages("t", "copy") == []
     assert "1 message came again after being published: finished, and not published again" in result.stderr
 
 
