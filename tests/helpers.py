@@ -255,6 +255,8 @@ def bodies(nsqd: Nsqd, topic: str, channel: str = "bodies") -> list[bytes]:
         got.append(message.body)
         message.finish()
     client.close_stream()
+    # nsqd would give the next message to a client that it does not know to be gone.
+    wait_until(lambda: not channel_stats(nsqd, topic, channel)["clients"])
     return got
 
 
