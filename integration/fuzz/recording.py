@@ -51,7 +51,10 @@ class Recording(Player):
             if self._typed:
                 self._ask(Ask("GET", f"{STATS}{{RUN}}t&include_clients=false"))
             for name in list(self._open):
-                self._end(name)
+                # nsqd loses the messages that wait in its output buffer when a connection ends.
+                self._fence(name)
+                if name in self._open:
+                    self._end(name)
         except (Difference, AssertionError, OSError, ValueError) as error:
             session["stopped"] = f"{type(error).__name__}: {error}"
         finally:
@@ -81,6 +84,10 @@ class Recording(Player):
             self._note_state(name, action.data, reply)
         if self._subscribed:
             self._settle()
+        self._fence(name)
+
+    def _fence(self, name: str) -> None:
+        """Receive all messages that a subscribed connection was sent."""
         if name in self._subscribed:
             self._write(name, FENCE)
             self._receive_frames(name, is_last=lambda frame: frame == FENCE_ERROR)
