@@ -328,8 +328,11 @@ class Judge:
                     yield f"{life.name}: {ended[name]} {name}, in its statistics {life.counts[name]}"
 
     def _miscounts(self) -> Mapping[str, list[tuple[float, str]]]:
-        """Return, by consumer, when which nsqd has begun to count a message too many until the connection ends: it was
-        killed, has read a message twice from its disk, and sent it while it was in flight already."""
+        """Return, by consumer, the times from which an nsqd counts a message too many in flight, and its address.
+
+        It has read the message twice from its disk after a kill, and sent it again while it was in flight. It counts so
+        until the connection ends.
+        """
         by_message = defaultdict(list)
         for each in self._deliveries:
             by_message[each.worker.settings["channel"], each.nsqd, each.id].append(each)
