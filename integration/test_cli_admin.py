@@ -1,6 +1,5 @@
-"""gnsq topic, gnsq channel and gnsq bench with a real nsqlookupd and two real nsqds."""
+"""gnsq topic and gnsq channel with a real nsqlookupd and two real nsqds."""
 
-import json
 import sys
 
 import pytest
@@ -84,13 +83,3 @@ def test_deleted_channel_is_not_made_again_where_the_topic_comes_later(nsqds, gn
 
     stats = NsqdHTTPClient.from_url(second.http_address).stats(topic)
     assert [channel["channel_name"] for channel in stats["topics"][0]["channels"]] == ["b"]
-
-
-def test_bench_uses_all_nsqds_and_leaves_nothing(nsqds, gnsq, real_lookupd):
-    result = gnsq("bench", "-n", "20000", "--json")
-
-    document = json.loads(result.stdout)
-    assert (result.returncode, document["nsqds"], document["received"]) == (0, 2, 20_000), result.stderr
-    assert not any(name.startswith("bench") for nsqd in nsqds for name in topics(nsqd))
-    lookupd = LookupdClient.from_url(real_lookupd.http_address)
-    wait_until(lambda: not any(name.startswith("bench") for name in lookupd.topics()["topics"]))

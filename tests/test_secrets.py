@@ -303,7 +303,6 @@ def test_unreachable_servers_show_no_password(logged):
         "ping --lookupd URLx",
         "topic delete t --yes --lookupd URL",
         "topic list --lookupd URL",
-        "bench --lookupd URL",
     ],
 )
 def test_no_command_shows_a_password(words):

@@ -231,7 +231,6 @@ def test_relay_tells_of_a_dead_greenlet_and_ends_its_connection(nsqd, caplog):
         pytest.param(("tail", "t", "--channel", "c"), 1, "gnsq-until-signal", id="tail"),
         pytest.param(("to-file", "t"), 0, "gnsq-to-file-rotate", id="to-file"),
         pytest.param(("tail", "t", "--channel", "c"), 0, "gnsq-watch", id="tail, watching"),
-        pytest.param(("bench", "--rate", "10", "--time", "60s"), 0, "gnsq-bench", id="bench"),
         pytest.param(("tail", "t", "--channel", "c"), 1, "gnsq-start", id="tail, starting"),
         pytest.param(("tail", "--topic-pattern", "t", "--topic-refresh", "1s"), 0, "gnsq-topics", id="tail, topics"),
         pytest.param(("ping",), 1, "gnsq-ping", id="ping"),

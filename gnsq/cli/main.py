@@ -6,7 +6,6 @@ import click
 from click.shell_completion import get_completion_class
 
 from gnsq.cli.admin import channel, topic
-from gnsq.cli.bench import bench
 from gnsq.cli.command import Group, connection_help
 from gnsq.cli.copy import copy
 from gnsq.cli.ping import ping
@@ -77,5 +76,5 @@ def help_command(context: click.Context, words: tuple[str, ...]) -> None:
         root.command.main([*words, "--help"], root.info_name)
 
 
-for _command in (bench, channel, copy, ping, pub, requeue_dead, stats, tail, to_file, topic):
+for _command in (channel, copy, ping, pub, requeue_dead, stats, tail, to_file, topic):
     command_line.add_command(_command)
