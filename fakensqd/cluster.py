@@ -28,7 +28,7 @@ __all__ = ["FakeCluster"]
 # TCP port of nsqd N: base_port + _NSQD_PORT + N * _PORT_STEP; of nsqlookupd N: with _LOOKUPD_PORT. _PORTS: added to it.
 _NSQD_PORT, _LOOKUPD_PORT = 0, 10
 _PORT_STEP = 100
-_PORTS = {"tcp_address": 0, "http_address": 1, "faults_http_address": 3}
+_PORTS = {"tcp_address": 0, "http_address": 1}
 _MAX_PORT = 65535
 
 
@@ -40,12 +40,12 @@ class FakeCluster(MessageAssertions, Server):
         lookupds: Number of nsqlookupds.
         clock: Clock of all servers; default: real time.
         host: Where all servers listen: an IP address, or 0.0.0.0 for all of this machine.
-        base_port: TCP port of nsqd 0; 0: all servers take free ports. The HTTP port of a server is its TCP port + 1,
-            the port of ``/faults`` is + 3. The ports of nsqd N are 100 above those of nsqd N - 1, and the ports of
-            nsqlookupd N are 10 above those of nsqd N. With 4150, nsqd 0 and nsqlookupd 0 have NSQ's usual ports.
-        options: Options of the nsqds, as in FakeNsqd, except addresses; record, seed and faults_over_http are options
-            of the nsqlookupds, too. broadcast_address is the name or address under which consumers reach the nsqds,
-            which nsqlookupd gives to them. Default: the host; with 0.0.0.0, the name of this machine.
+        base_port: TCP port of nsqd 0; 0: all servers take free ports. The HTTP port of a server is its TCP port + 1.
+            The ports of nsqd N are 100 above those of nsqd N - 1, and the ports of nsqlookupd N are 10 above those of
+            nsqd N. With 4150, nsqd 0 and nsqlookupd 0 have NSQ's usual ports.
+        options: Options of the nsqds, as in FakeNsqd, except addresses; record and seed are options of the nsqlookupds,
+            too. broadcast_address is the name or address under which consumers reach the nsqds, which nsqlookupd gives
+            to them. Default: the host; with 0.0.0.0, the name of this machine.
 
     Raises:
         TypeError, ValueError, OSError: As in FakeNsqd; ValueError also if base_port gives ports outside of 1 to 65535.
@@ -70,7 +70,7 @@ class FakeCluster(MessageAssertions, Server):
         given = options.get("seed")
         self.seed = options["seed"] = random.randrange(2**32) if given is None else given
         common: dict[str, Any] = {  # Any: of all types
-            name: value for name, value in options.items() if name in ("record", "seed", "faults_over_http")
+            name: value for name, value in options.items() if name in ("record", "seed")
         }
         # Only the nsqds of this process use it, and they may not reach their own broadcast_address.
         common["broadcast_address"] = "127.0.0.1" if is_everywhere else host

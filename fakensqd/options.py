@@ -72,12 +72,6 @@ class DaemonOptions(Options):
     release: str = option(NSQ_VERSION, "emulated release, 0.2.15 to 1.3.0, for clients that also work with old ones")
     record: bool = option(False, "keep a transcript")
     seed: int | None = option(None, "seed for the random numbers of faults; default: a random seed")
-    faults_over_http: bool = option(False, "serve /faults, where HTTP requests change rules, toxics and states")
-    faults_http_address: str = option(
-        "127.0.0.1:0",
-        "with faults_over_http: address of a port that serves only /faults, in every state; port 0 takes a free port, "
-        '"" opens no such port',
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -197,13 +191,11 @@ class _CommonOptionsDict(TypedDict, total=False):
     release: str
     record: bool
     seed: int | None
-    faults_over_http: bool
 
 
 class _DaemonOptionsDict(_CommonOptionsDict, total=False):
     tcp_address: str
     http_address: str
-    faults_http_address: str
 
 
 class ClusterOptionsDict(_CommonOptionsDict, total=False):

@@ -156,7 +156,7 @@ class Router:
             return self._respond_to_unknown(request)
         if request.method == "OPTIONS":
             return HttpResponse(200, b"", (_allow(methods),))
-        refusal = self._error(405, self._not_allowed_text(request, methods))
+        refusal = self._error(405, "METHOD_NOT_ALLOWED")
         return replace(refusal, headers=(*refusal.headers, _allow(methods)))
 
     def _match(self, path: str) -> tuple[Mapping[str, Route], str]:
@@ -188,13 +188,7 @@ class Router:
             location = f"{path}?{request.query_string}" if request.query_string else path
             body = f'<a href="{html.escape(location)}">Moved Permanently</a>.\n\n'.encode("latin-1")
             return HttpResponse(301, body, (("Location", location), ("Content-Type", "text/html; charset=utf-8")))
-        return self._error(404, self._not_found_text(request))
-
-    def _not_found_text(self, request: Request) -> str:
-        return "NOT_FOUND"
-
-    def _not_allowed_text(self, request: Request, methods: Iterable[str]) -> str:
-        return "METHOD_NOT_ALLOWED"
+        return self._error(404, "NOT_FOUND")
 
     def _error(self, status: int, text: str) -> HttpResponse:
         return HttpResponse(status, encoding_json.encode({"message": text}), (JSON_TYPE, NSQ_TYPE))

@@ -168,7 +168,7 @@ PURE = [
         for name in [
             *["cli.flags", "effects", "golang.encoding_json", "golang.text", "router"],
             *["input_buffer", "message", "options"],
-            *[f"faults.{name}" for name in ["actions", "control", "interceptor", "json_rules", "rules", "toxics"]],
+            *[f"faults.{name}" for name in ["actions", "control", "interceptor", "rules", "toxics"]],
             *[f"lookupd.{name}" for name in ["http", "registry", "session"]],
             *[f"nsqd.{name}" for name in ["auth", "broker", "channel", "commands", "http", "identify", "session"]],
             *["daemon.session", "nsqd.stats"],

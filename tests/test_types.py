@@ -77,7 +77,7 @@ def test_typed_keywords_of_subclasses_of_http_client_are_those_of_its_constructo
 
 
 def test_typed_keywords_of_a_cluster_are_those_that_it_does_not_set():
-    own = {"tcp_address", "http_address", "faults_http_address", "lookupd_tcp_addresses", "node_id"}
+    own = {"tcp_address", "http_address", "lookupd_tcp_addresses", "node_id"}
 
     assert set(NsqdOptionsDict.__annotations__) - set(ClusterOptionsDict.__annotations__) == own
 

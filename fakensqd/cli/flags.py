@@ -108,7 +108,7 @@ _CONFIG_KEYS = {"node_id": "id", "lookupd_tcp_addresses": "nsqlookupd_tcp_addres
 
 
 def flags_of(program: str) -> tuple[Flag, ...]:
-    """Return the flags of nsqd or nsqlookupd, and those for faults over HTTP, which the real programs do not have."""
+    """Return the flags of nsqd or nsqlookupd."""
     is_nsqd = program == "nsqd"
     port = 4150 if is_nsqd else 4160
     # Defaults of the real programs, but no data path: an nsqd for tests leaves nothing in the current directory. Those
@@ -117,7 +117,6 @@ def flags_of(program: str) -> tuple[Flag, ...]:
         "tcp_address": f"0.0.0.0:{port}",
         "http_address": f"0.0.0.0:{port + 1}",
         "https_address": f"0.0.0.0:{port + 2}",
-        "faults_http_address": f"127.0.0.1:{port + 3}",
     }
     flags = [
         Flag("version", _boolean, meaning="print the version and exit"),
@@ -218,8 +217,6 @@ def options_of(flags: Iterable[Flag], values: Mapping[str, Value], *, hostname: 
     """Turn the values of flags into keyword arguments of FakeNsqd or FakeLookupd, with the programs' defaults."""
     options = {flag.field: values.get(flag.name, flag.default) for flag in flags if flag.field}
     found = {name: value for name, value in options.items() if value is not None}
-    if "faults-http-address" in values and "faults-over-http" not in values:
-        found["faults_over_http"] = True
     if "broadcast-address" not in values:
         found["broadcast_address"] = hostname
     if "node_id" in found and "node-id" not in values:

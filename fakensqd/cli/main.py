@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fakensqd.addresses import join_address, split_address
-from fakensqd.cli.program import PROGRAMS, run, stop
+from fakensqd.addresses import join_address
+from fakensqd.cli.program import PROGRAMS, run
 from fakensqd.options import NSQ_VERSION
 from gnsq.options import VERSION
 
@@ -34,8 +34,6 @@ def command_line() -> None:
     \b
         #!/bin/sh
         exec fakensqd nsqd "$@"
-
-    With --faults-over-http, tests in any language can break connections, change responses and stop the servers.
     """
 
 
@@ -70,10 +68,9 @@ for _name in PROGRAMS:
     "--base-port",
     metavar="PORT",
     type=click.IntRange(1, 65535),
-    help="Use fixed ports. Nsqd number n, counted from 0, has TCP port PORT + 100 n; its HTTP port is 1 higher, that"
-    " of /faults 3. Nsqlookupd n is 10 higher. With 4150, number 0 has NSQ's usual ports.  [default: free ports]",
+    help="Use fixed ports. Nsqd number n, counted from 0, has TCP port PORT + 100 n; its HTTP port is 1 higher."
+    " Nsqlookupd n is 10 higher. With 4150, number 0 has NSQ's usual ports.  [default: free ports]",
 )
-@click.option("--faults-over-http", is_flag=True, help="Let HTTP requests to /faults control rules, toxics and states.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all addresses when all are ready.")
 def _cluster(
     nsqds: int,
@@ -81,13 +78,12 @@ def _cluster(
     host: str,
     broadcast_address: str | None,
     base_port: int | None,
-    faults_over_http: bool,
     as_json: bool,
 ) -> None:
     """Start nsqds that are registered with nsqlookupds, print their addresses, run until SIGINT or SIGTERM.
 
     All servers are in one process; nothing is written to disk. Each server has a line on stdout: name, TCP and HTTP
-    addresses and, with --faults-over-http, the address of /faults. The last line is the nsqadmin command.
+    addresses. The last line is the nsqadmin command.
     """
     import gevent
     from gevent.event import Event
@@ -97,9 +93,7 @@ def _cluster(
     stopping = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(number, stopping.set)
-    options: ClusterOptionsDict = {"faults_over_http": faults_over_http}
-    if broadcast_address is not None:
-        options["broadcast_address"] = broadcast_address
+    options: ClusterOptionsDict = {} if broadcast_address is None else {"broadcast_address": broadcast_address}
     try:
         cluster = FakeCluster(nsqds, lookupds, host=host, base_port=base_port or 0, **options)
     except ValueError as error:
@@ -117,15 +111,14 @@ def _cluster(
             _print_addresses(cluster)
         stopping.wait()  # until a signal comes
     finally:
-        stop(cluster)
+        cluster.stop()
 
 
 def _print_addresses(cluster: FakeCluster) -> None:
     for daemon in (*cluster.lookupds, *cluster.nsqds):
         name = "nsqd" if daemon in cluster.nsqds else "nsqlookupd"
         addresses = _addresses(cluster, daemon)
-        faults = f"  faults {addresses['faults_http_address']}" if "faults_http_address" in addresses else ""
-        click.echo(f"{name:10}  tcp {addresses['tcp_address']}  http {addresses['http_address']}{faults}")
+        click.echo(f"{name:10}  tcp {addresses['tcp_address']}  http {addresses['http_address']}")
     click.echo(_nsqadmin(cluster))
     click.echo(f"pid {os.getpid()}: stop it with SIGINT (ctrl-C) or SIGTERM", err=True)
 
@@ -141,12 +134,8 @@ def _describe(cluster: FakeCluster) -> dict[str, object]:
 
 def _addresses(cluster: FakeCluster, daemon: Daemon) -> dict[str, str]:
     """Return the addresses under which clients reach a server, which may be elsewhere than where it listens."""
-    listening = {name: getattr(daemon, name) for name in ("tcp_address", "http_address", "faults_http_address")}
-    return {
-        name: join_address(cluster.broadcast_address, split_address(address)[1])
-        for name, address in listening.items()
-        if address
-    }
+    ports = {"tcp_address": daemon.tcp_port, "http_address": daemon.http_port}
+    return {name: join_address(cluster.broadcast_address, port) for name, port in ports.items()}
 
 
 def _nsqadmin(cluster: FakeCluster) -> str:

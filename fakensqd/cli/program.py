@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fakensqd.cli.flags import Flag, Value
     from fakensqd.daemon.daemon import Daemon
-    from fakensqd.server import Server
 
-__all__ = ["PROGRAMS", "run", "stop"]
+__all__ = ["PROGRAMS", "run"]
 
 PROGRAMS = ("nsqd", "nsqlookupd")
 
@@ -71,18 +70,6 @@ def run(program: str, arguments: Sequence[str]) -> int:
     return 0
 
 
-def stop(server: Server) -> None:
-    """Stop a server, and log the rules that never acted: they came over HTTP, from a test elsewhere."""
-    import logging
-
-    from fakensqd.faults.control import RuleNeverActed
-
-    try:
-        server.stop()
-    except RuleNeverActed as error:
-        logging.getLogger(__name__).warning("%s", error)
-
-
 def _read_config_file(flags: tuple[Flag, ...], path: str) -> dict[str, Value]:
     if not path:
         return {}
@@ -123,7 +110,6 @@ def _run_daemon(program: str, options: Mapping[str, Value], ignored: Sequence[st
         "TCP": daemon.tcp_address,
         "HTTP": daemon.http_address,
         "HTTPS": daemon.https_address,
-        "FAULTS": daemon.faults_http_address,
     }
     for kind, address in listeners.items():
         if address:
@@ -131,7 +117,7 @@ def _run_daemon(program: str, options: Mapping[str, Value], ignored: Sequence[st
     try:
         stopping.wait()  # until a signal comes
     finally:
-        stop(daemon)
+        daemon.stop()
     logger.info("%s: bye", program)
 
 
@@ -143,8 +129,6 @@ def _listen(options: Mapping[str, Value]) -> dict[str, Any]:  # Any: options are
     names = ["tcp_address", "http_address"]
     if options.get("tls_cert") and options.get("tls_key"):
         names.append("https_address")
-    if options.get("faults_over_http"):
-        names.append("faults_http_address")
     for name in names:
         address = str(options[name])
         if address or name == "tcp_address":

@@ -24,7 +24,7 @@ from fakensqd.daemon.connection import Connection, TransportStack
 from fakensqd.daemon.session import ConnectionSession
 from fakensqd.effects import AskAuth, Close, Execute, HttpResponse, IoResult, Reset, Wait
 from fakensqd.faults.control import AddedRules, FaultControl, make_rules, tell_unfired
-from fakensqd.faults.http import FaultsEndpoint, FaultyApplication
+from fakensqd.faults.http import FaultyApplication
 from fakensqd.faults.link import ActiveToxic, Link, reset_socket, wait_for_end
 from fakensqd.faults.rules import Action, ActionFunction, Event, Match, Point, Rule, Scenario, ServerProtocol
 from fakensqd.options import DaemonOptions
@@ -81,9 +81,6 @@ class Daemon(Server):
         self._http = HttpPort(options.http_address)
         self._https = HttpPort(https_address if context is not None else "", context)
         self._ports = (self._tcp, self._http, self._https)
-        # The separate port of /faults serves requests even while the daemon is down.
-        self._faults_over_http = options.faults_over_http
-        self._faults_port = HttpPort(options.faults_http_address if options.faults_over_http else "")
         self._context = context
         # Function that asks the auth servers; a subclass sets it if there are any.
         self._ask_auth: Callable[[AskAuth], IoResult] | None = None
@@ -144,21 +141,17 @@ class Daemon(Server):
     def start(self) -> Self:
         if self.running:
             return self
-        ports = self._ports if self._faults_port.is_serving else (*self._ports, self._faults_port)
         try:
-            for port in ports:
+            for port in self._ports:
                 port.bind()
         except OSError:
-            for port in ports:
+            for port in self._ports:
                 port.stop()
             raise
         self._tcp.serve(supervised("fakensqd-serve", self._serve, self._record_error))
         for http in [port for port in (self._http, self._https) if port.address]:
             application = self._application(secure=http is self._https)
-            application = self._apply_state(FaultyApplication(application, self.faults, self.clock))
-            http.serve(FaultsEndpoint(self, application) if self._faults_over_http else application)
-        if self._faults_port.address and not self._faults_port.is_serving:
-            self._faults_port.serve(FaultsEndpoint(self, None))
+            http.serve(self._apply_state(FaultyApplication(application, self.faults, self.clock)))
         self._on_started()
         return self
 
@@ -167,14 +160,12 @@ class Daemon(Server):
         return self.clock.monotonic()
 
     def _shut_down(self) -> None:
-        self._faults_port.stop()
         self._close()
 
     def _added_rules(self) -> Sequence[Rule]:
         return self.faults.added
 
     def _close(self) -> None:
-        """Close all but the port of ``/faults``."""
         for port in self._ports:
             port.close()
         for port in self._ports:
@@ -216,11 +207,6 @@ class Daemon(Server):
     def https_port(self) -> int:
         """The port of https_address; 0 without HTTPS."""
         return self._https.port
-
-    @property
-    def faults_http_address(self) -> str:
-        """Address of a port for ``/faults`` that answers even after down(); empty without such a port."""
-        return self._faults_port.address
 
     # --- faults and transcript ----------------------------------------------------------------------------------------
 
@@ -300,10 +286,7 @@ class Daemon(Server):
     # --- states -------------------------------------------------------------------------------------------------------
 
     def down(self) -> None:
-        """Abort connections and refuse new ones, until up() or start(). Topics and messages stay.
-
-        If ``/faults`` has a port of its own, this port still answers.
-        """
+        """Abort connections and refuse new ones, until up() or start(). Topics and messages stay."""
         if not self.running:
             return
         self._close()
@@ -354,7 +337,7 @@ class Daemon(Server):
             self._set_up()
 
     def stop_reading(self) -> None:
-        """Until resume_reading(), accept connections, but read and send nothing; in HTTP, answer only ``/faults``."""
+        """Until resume_reading(), accept connections, but read and send nothing."""
         from fakensqd.faults.toxics import stall
 
         if self._stall is None:

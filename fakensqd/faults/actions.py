@@ -64,16 +64,13 @@ _CORRUPTIBLE = {
     "body": _TCP | {Point.HTTP_ANSWER},
 }
 
-# The actions by name, for rules in JSON.
-ACTIONS: dict[str, Callable[..., Action]] = {}
-
 
 def action(
     *,
     points: _Points | Callable[[_Arguments], _Points],
     nsqd_only: Callable[[_Arguments], bool] = lambda arguments: False,
 ) -> Callable[[Callable[_P, ActionFunction]], Callable[_P, Action]]:
-    """Decorate a function that returns an ActionFunction: register it in ACTIONS, and let it return an Action.
+    """Decorate a function that returns an ActionFunction: let it return an Action.
 
     Args:
         points: The kinds of events that the action can change; a function if they depend on the action's arguments.
@@ -91,7 +88,6 @@ def action(
             allowed = points(arguments) if callable(points) else points
             return Action(make.__name__, function, allowed, arguments, nsqd_only(arguments))
 
-        ACTIONS[make.__name__] = make_action
         return make_action
 
     return register

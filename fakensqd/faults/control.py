@@ -5,7 +5,6 @@ Pure: events carry the time. Only the first armed rule that fires on an event ac
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Self
@@ -62,7 +61,7 @@ class FaultControl:
 
     Attributes:
         transcript: The transcript; None while nothing is recorded.
-        sequences: The rules that were added and not removed, by the number of their sequence.
+        sequences: The rules that were added and not removed.
         added: All rules that were added, also removed ones.
     """
 
@@ -78,12 +77,11 @@ class FaultControl:
         self.protocol = protocol
         self.seed = random.randrange(2**32) if seed is None else seed
         self.transcript = Transcript() if record else None
-        self.sequences: dict[int, list[Rule]] = {}
+        self.sequences: list[list[Rule]] = []
         self._server = server
         self._on_active = on_active
         self._rng = random.Random(self.seed)
         self.added: list[Rule] = []
-        self._sequence_numbers = itertools.count(1)
 
     @property
     def is_active(self) -> bool:
@@ -92,20 +90,18 @@ class FaultControl:
 
     # --- rules --------------------------------------------------------------------------------------------------------
 
-    def add(self, rules: Sequence[Rule], now: float) -> int:
-        """Append a sequence of rules and arm its first rule; return the number of the sequence.
+    def add(self, rules: Sequence[Rule], now: float) -> None:
+        """Append a sequence of rules and arm its first rule.
 
         Raises:
             ValueError: If a rule needs an event that this server does not have, or has an action for nsqd only.
         """
         for rule in rules:
             self._check(rule)
-        number = next(self._sequence_numbers)
-        self.sequences[number] = list(rules)
+        self.sequences.append(list(rules))
         self.added += rules
         _arm(rules, now)
         self._on_active()
-        return number
 
     def _check(self, rule: Rule) -> None:
         match, kinds = rule.match, self.protocol.kinds(rule.match.point)
@@ -121,15 +117,8 @@ class FaultControl:
     def remove(self, rules: Iterable[Rule]) -> None:
         """Remove rules."""
         removed = set(map(id, rules))
-        left = {
-            number: [rule for rule in sequence if id(rule) not in removed]
-            for number, sequence in self.sequences.items()
-        }
-        self.sequences = {number: sequence for number, sequence in left.items() if sequence}
-
-    def clear(self) -> None:
-        """Remove all rules."""
-        self.sequences = {}
+        left = ([rule for rule in sequence if id(rule) not in removed] for sequence in self.sequences)
+        self.sequences = [sequence for sequence in left if sequence]
 
     def unfired(self) -> list[str]:
         """Explain for each required rule that has never fired, even if it was removed, why it has not fired."""
@@ -137,7 +126,7 @@ class FaultControl:
 
     def apply_rules(self, event: Event, steps: Sequence[FaultStep]) -> Sequence[FaultStep]:
         """Let the first rule that fires on an event change the steps, and record its name. Return the steps to take."""
-        for sequence in self.sequences.values():
+        for sequence in self.sequences:
             for rule in sequence:
                 if rule.fires(event, self._rng):
                     _arm(sequence, event.now)

@@ -16,7 +16,6 @@ from typing import Any, Literal, Self, TypedDict, Unpack, get_args
 from fakensqd.effects import FaultStep
 
 __all__ = [
-    "EQUAL_FIELDS",
     "Action",
     "ActionFunction",
     "Event",
@@ -149,7 +148,7 @@ class Times:
 
 
 # Fields of Match that are compared with the event's field of the same name.
-EQUAL_FIELDS = ("kind", "topic", "channel", "connection", "client_id", "method")
+_EQUAL_FIELDS = ("kind", "topic", "channel", "connection", "client_id", "method")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +207,7 @@ class Match:
             return [f"it is {event.point.value}, not {self.point.value}"]
         found = [
             f"{name} is {getattr(event, name)!r}, not {wanted!r}"
-            for name in EQUAL_FIELDS
+            for name in _EQUAL_FIELDS
             if (wanted := getattr(self, name)) is not None and wanted != getattr(event, name)
         ]
         if self.body is not None and self.body not in event.bodies:
@@ -219,7 +218,7 @@ class Match:
 
     def __str__(self) -> str:
         arguments = [repr(self.kind)] if self.kind is not None else []
-        for name in (*EQUAL_FIELDS[1:], "body"):
+        for name in (*_EQUAL_FIELDS[1:], "body"):
             if (value := getattr(self, name)) is not None:
                 arguments.append(f"{name}={value!r}")
         if self.where is not None:

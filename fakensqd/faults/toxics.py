@@ -14,7 +14,6 @@ from random import Random
 from typing import Protocol
 
 __all__ = [
-    "TOXICS",
     "ConnectionReset",
     "Deliver",
     "Outcome",
@@ -250,11 +249,6 @@ class corrupt_bytes:
             return [Deliver(bytes(changed), now)]
 
         return change
-
-
-TOXICS: dict[str, Callable[..., Toxic]] = {
-    toxic.__name__: toxic for toxic in (latency, bandwidth, slice_bytes, stall, limit_bytes, reset, corrupt_bytes)
-}
 
 
 # --- several toxics ---------------------------------------------------------------------------------------------------

@@ -259,8 +259,7 @@ class _Api:
         server, options = self._server, self._options
         host = options.broadcast_address.replace(".", "_").replace(":", "_")
         values: dict[str, Any] = dataclasses.asdict(options)  # Any: options are of all types
-        ours = (*OWN_OPTIONS, "faults_over_http", "faults_http_address")
-        for name in (*ours, "lookupd_tcp_addresses", "node_id"):
+        for name in (*OWN_OPTIONS, "lookupd_tcp_addresses", "node_id"):
             del values[name]
         values |= IGNORED_OPTIONS | {
             "id": options.node_id,

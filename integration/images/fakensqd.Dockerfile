@@ -1,7 +1,6 @@
 # The emulator in place of nsqd and nsqlookupd, for tests in any language. At the repository's root:
 #     docker build --file integration/images/fakensqd.Dockerfile --tag fakensqd .
 #     docker run --rm -p 4150:4150 -p 4151:4151 fakensqd
-#     docker run --rm -p 4150:4150 -p 4153:4153 fakensqd nsqd --faults-over-http --faults-http-address 0.0.0.0:4153
 #     docker run --rm -p 4150:4150 -p 4161:4161 fakensqd cluster --nsqds 1 --host 0.0.0.0 --broadcast-address localhost \
 #         --base-port 4150
 FROM python:3.13-slim AS build
@@ -17,7 +16,7 @@ RUN pip install --no-cache-dir --no-deps /built/*.whl
 ENV PYTHONUNBUFFERED=1
 USER 65534:65534
 WORKDIR /tmp
-EXPOSE 4150 4151 4153 4160 4161
+EXPOSE 4150 4151 4160 4161
 # A server listens, beside Docker's own at 127.0.0.11. A request would be one that a test's rules are for.
 HEALTHCHECK --interval=5s CMD grep -v " 0B00007F:" /proc/net/tcp /proc/net/tcp6 | grep -q " 0A "
 ENTRYPOINT ["fakensqd"]

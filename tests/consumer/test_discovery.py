@@ -222,7 +222,7 @@ def test_failing_nsqlookupd_is_no_error_of_start_and_is_used_when_it_recovers(
     assert connected(nsqd) == [0]
 
     lookupd.up()
-    lookupd.faults.clear()
+    lookupd.faults.sequences.clear()
     nsqd.wait_registered()
     rounds.turn(LATEST)
 

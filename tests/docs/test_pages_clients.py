@@ -1,12 +1,11 @@
 """The recipes for other clients run in an empty folder, as they are but for the ports and the installation of packages.
 
-Each is skipped where its library is not installed, see tests/fakensqd/test_other_languages.py. Nothing is downloaded.
+One for a library is skipped where this is not installed. Nothing is downloaded.
 """
 
 import importlib.util
 import os
 import re
-import shutil
 import socket
 import sys
 
@@ -17,7 +16,7 @@ from tests.fakensqd.programs import run_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
 
-FLAGS = {"4150": "--tcp-address", "4151": "--http-address", "4153": "--faults-http-address"}
+FLAGS = {"4150": "--tcp-address", "4151": "--http-address"}
 
 
 class Folder:
@@ -57,33 +56,11 @@ def folder(tmp_path):
     return Folder(tmp_path)
 
 
-def test_faults_from_the_command_line(folder):
+def test_requests_from_the_command_line(folder):
     script = example("fakensqd/any-client.md", "From the command line", language="sh")
 
     assert folder.run(f"trap 'kill $!' EXIT\n{script}trap - EXIT\n") == example(
         "fakensqd/any-client.md", "From the command line", language="text"
-    )
-
-
-def test_go(folder):
-    cache = shutil.which("go") and run_command("go", "env", "GOMODCACHE").stdout.strip()
-    if not cache or not os.path.exists(f"{cache}/github.com/nsqio/go-nsq@v1.1.0"):
-        pytest.skip("Go's module cache has no go-nsq: go mod download github.com/nsqio/go-nsq@v1.1.0")
-    folder.write("orders_test.go", example("fakensqd/any-client.md", "Go", language="go"))
-
-    offline = {"GOPROXY": f"file://{cache}/cache/download", "GOSUMDB": "off", "GOTOOLCHAIN": "local"}
-    script = example("fakensqd/any-client.md", "Go", language="sh").replace("go-nsq", "go-nsq@v1.1.0")
-    assert folder.run(script, **offline).rstrip().rpartition("\n")[2].startswith("ok ")
-
-
-def test_node(folder):
-    node = shutil.which("node")
-    if node is None or run_command(node, "-e", "require('nsqjs')").returncode:
-        pytest.skip("node does not find nsqjs: npm install nsqjs, and NODE_PATH with its node_modules")
-    folder.write("orders.test.js", example("fakensqd/any-client.md", "Node", language="js"))
-
-    assert "pass 1\n" in folder.run(
-        example("fakensqd/any-client.md", "Node", language="sh").replace("npm install nsqjs\n", "")
     )
 
 

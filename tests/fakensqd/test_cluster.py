@@ -49,10 +49,10 @@ def test_failed_start_of_a_cluster_leaves_no_server_running():
     ],
 )
 def test_consumers_are_told_the_broadcast_address(host, broadcast, told, asked):
-    with FakeCluster(host=host, faults_over_http=True, **broadcast) as cluster:
+    with FakeCluster(host=host, **broadcast) as cluster:
         daemons = (*cluster.nsqds, *cluster.lookupds)
         for daemon in daemons:
-            for address in (daemon.tcp_address, daemon.http_address, daemon.faults_http_address):
+            for address in (daemon.tcp_address, daemon.http_address):
                 assert address.startswith(f"{host}:")
         (lookupd,) = cluster.lookupds
         at = f"{asked}:{lookupd.http_port}"
@@ -65,9 +65,9 @@ def test_consumers_are_told_the_broadcast_address(host, broadcast, told, asked):
 
 
 PORTS = [
-    pytest.param(65433, 2, 1, "base_port 65433 must be from 1 to 65432 with nsqds=2, lookupds=1", id="nsqds"),
-    pytest.param(65433, 1, 2, "base_port 65433 must be from 1 to 65422 with nsqds=1, lookupds=2", id="nsqlookupds"),
-    pytest.param(-1, 1, 0, "base_port -1 must be from 1 to 65532 with nsqds=1, lookupds=0", id="negative"),
+    pytest.param(65435, 2, 1, "base_port 65435 must be from 1 to 65434 with nsqds=2, lookupds=1", id="nsqds"),
+    pytest.param(65435, 1, 2, "base_port 65435 must be from 1 to 65424 with nsqds=1, lookupds=2", id="nsqlookupds"),
+    pytest.param(-1, 1, 0, "base_port -1 must be from 1 to 65534 with nsqds=1, lookupds=0", id="negative"),
 ]
 
 

@@ -4,7 +4,6 @@ import pytest
 
 import fakensqd
 from fakensqd import faults
-from fakensqd.faults.actions import ACTIONS
 
 
 @pytest.mark.parametrize("name", fakensqd.__all__)
@@ -13,7 +12,7 @@ def test_public_name_is_loaded_at_its_first_use(name):
 
 
 def test_every_action_is_a_public_name_of_faults():
-    assert {name: getattr(faults, name) for name in faults.actions.__all__} == ACTIONS
+    assert set(faults.actions.__all__) <= set(faults.__all__)
 
 
 @pytest.mark.parametrize("module", [fakensqd, faults], ids=["fakensqd", "fakensqd.faults"])

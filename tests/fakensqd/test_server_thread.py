@@ -319,7 +319,7 @@ def test_proxies_among_arguments_are_the_objects_themselves():
 
         nsqd.faults.remove(added.rules)
 
-        assert nsqd.faults.sequences == {}
+        assert nsqd.faults.sequences == []
 
 
 def test_attribute_is_set_on_the_target():

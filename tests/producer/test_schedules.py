@@ -207,7 +207,7 @@ class World:
 
     def _calm(self, place: int) -> None:
         nsqd = self._nsqd(place)
-        nsqd.faults.clear()
+        nsqd.faults.sequences.clear()
         nsqd.link.clear()
         nsqd.resume_reading()
         nsqd.set_processing_delay(0)

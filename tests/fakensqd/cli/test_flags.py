@@ -16,23 +16,22 @@ from fakensqd.cli.flags import (
 from fakensqd.options import LookupdOptions, NsqdOptions
 
 NSQD_FLAGS, LOOKUPD_FLAGS = flags_of("nsqd"), flags_of("nsqlookupd")
-FAULTS = {"faults_over_http", "faults_http_address"}
 TABLES = [
-    pytest.param(NSQD_FLAGS, NsqdOptions, 53 + 2, id="nsqd"),
-    pytest.param(LOOKUPD_FLAGS, LookupdOptions, 10 + 2, id="nsqlookupd"),
+    pytest.param(NSQD_FLAGS, NsqdOptions, 53, id="nsqd"),
+    pytest.param(LOOKUPD_FLAGS, LookupdOptions, 10, id="nsqlookupd"),
 ]
 
 
 @pytest.mark.parametrize(("flags", "options", "count"), TABLES)
 def test_table_has_every_flag_of_the_real_program(flags, options, count):
     assert len({flag.name for flag in flags}) == len(flags) == count
-    assert {flag.field for flag in flags} - {""} <= {field.name for field in dataclasses.fields(options)} | FAULTS
+    assert {flag.field for flag in flags} - {""} <= {field.name for field in dataclasses.fields(options)}
 
 
 @pytest.mark.parametrize(("flags", "options", "count"), TABLES)
 def test_defaults_of_the_flags_make_options(flags, options, count):
     given = options_of(flags, {}, hostname="h.example")
-    made = options(**{name: value for name, value in given.items() if name not in FAULTS})
+    made = options(**given)
 
     assert made.broadcast_address == "h.example"
     assert made.tcp_address == ("0.0.0.0:4160" if options is LookupdOptions else "0.0.0.0:4150")
@@ -58,23 +57,6 @@ def test_values_of_flags_make_options():
         "data_path": "d",
     }
     assert options.items() >= expected.items()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "on", "address"),
-    [
-        ([], False, "127.0.0.1:4153"),
-        (["--faults-over-http"], True, "127.0.0.1:4153"),
-        (["--faults-http-address=127.0.0.1:0"], True, "127.0.0.1:0"),
-        (["--faults-http-address="], True, ""),
-        (["--faults-http-address=127.0.0.1:0", "--faults-over-http=false"], False, "127.0.0.1:0"),
-    ],
-    ids=str,
-)
-def test_address_for_faults_implies_faults_over_http(arguments, on, address):
-    options = nsqd_options(*arguments)
-
-    assert (options.get("faults_over_http"), options["faults_http_address"]) == (on, address)
 
 
 @pytest.mark.parametrize(

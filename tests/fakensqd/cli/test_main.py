@@ -74,20 +74,19 @@ def test_cluster_prints_addresses_and_ends_by_sigterm():
 
 
 def test_cluster_without_nsqlookupds_passes_its_nsqds_to_nsqadmin():
-    with cluster("--nsqds=1", "--lookupds=0", "--faults-over-http") as process:
+    with cluster("--nsqds=1", "--lookupds=0") as process:
         nsqd = process.stdout.readline().split()
 
         assert process.stdout.readline() == f"nsqadmin --nsqd-http-address={nsqd[4]}\n"
-        assert request(nsqd[6], "POST", "/faults/down")["down"]
 
 
 def test_cluster_on_fixed_ports_prints_json():
-    base = free_base_port(0, 1, 3, 10, 11, 13, 100, 101, 103)
-    with cluster(f"--base-port={base}", "--json", "--faults-over-http") as process:
+    base = free_base_port(0, 1, 10, 11, 100, 101)
+    with cluster(f"--base-port={base}", "--json") as process:
         described = json.loads(process.stdout.readline())
 
         def addresses(first):
-            names = {"tcp_address": 0, "http_address": 1, "faults_http_address": 3}
+            names = {"tcp_address": 0, "http_address": 1}
             return {name: f"127.0.0.1:{first + offset}" for name, offset in names.items()}
 
         assert described == {
@@ -96,20 +95,18 @@ def test_cluster_on_fixed_ports_prints_json():
             "nsqadmin": f"nsqadmin --lookupd-http-address=127.0.0.1:{base + 11}",
             "pid": process.pid,
         }
-        for address in (base + 3, base + 13, base + 103):
-            assert request(f"127.0.0.1:{address}", "GET", "/faults") == {"rules": []}
         process.send_signal(signal.SIGINT)
         assert (process.wait(LIMIT), process.stdout.read(), process.stderr.read()) == (0, "", "")
 
 
 def test_cluster_for_clients_elsewhere_tells_them_the_address_that_it_is_given():
-    with cluster("--host=0.0.0.0", "--broadcast-address=nsq.test", "--json", "--faults-over-http") as process:
+    with cluster("--host=0.0.0.0", "--broadcast-address=nsq.test", "--json") as process:
         described = json.loads(process.stdout.readline())
 
         addresses = [
             address for name in ("nsqds", "nsqlookupds") for row in described[name] for address in row.values()
         ]
-        assert [address.partition(":")[0] for address in addresses] == ["nsq.test"] * 9
+        assert [address.partition(":")[0] for address in addresses] == ["nsq.test"] * 6
         (lookupd,) = described["nsqlookupds"]
         local = lookupd["http_address"].replace("nsq.test", "127.0.0.1")
         assert described["nsqadmin"] == f"nsqadmin --lookupd-http-address={lookupd['http_address']}"
@@ -133,7 +130,7 @@ def test_cluster_refuses_ports_that_do_not_exist():
     result = run("cluster", "--base-port=65000", "--nsqds=9")
 
     assert result.returncode == 2
-    assert "--base-port: base_port 65000 must be from 1 to 64732 with nsqds=9, lookupds=1\n" in result.stderr
+    assert "--base-port: base_port 65000 must be from 1 to 64734 with nsqds=9, lookupds=1\n" in result.stderr
 
 
 def test_program_without_click_names_the_package_to_install():

@@ -83,7 +83,7 @@ def test_help_prints_defaults_that_the_flags_accept(name, capsys):
     assert run_here(name, ["--help"]) == 0
     printed = re.findall(r"^  -(\S+)\n    \t.*\(default (.*)\)$", capsys.readouterr().err, re.MULTILINE)
     arguments = [f"--{flag}={value}" for flag, value in printed]
-    expected = options_of(flags, {}, hostname=hostname) | {"faults_over_http": True}
+    expected = options_of(flags, {}, hostname=hostname)
 
     assert {flag.name for flag in flags if flag.read is parse_duration and flag.field} < {flag for flag, _ in printed}
     assert options_of(flags, parse(flags, arguments), hostname=hostname) == expected
@@ -113,7 +113,6 @@ def test_program_listens_on_its_ports_and_ends_by_a_signal(name, number):
     with program(name, *FREE_PORTS) as server:
         assert list(server.addresses) == ["TCP", "HTTP"]
         assert request(server.addresses["HTTP"], "GET", "/ping") == "OK"
-        assert request(server.addresses["HTTP"], "GET", "/faults") == {"message": "NOT_FOUND"}
         client = socket.create_connection(split_address(server.addresses["TCP"]), timeout=LIMIT)
 
         assert server.stop(number) == 0
@@ -150,27 +149,6 @@ def test_flags_reach_the_server(configured, client_context):
     assert request(configured.addresses["HTTPS"], "GET", "/ping", context=client_context) == "OK"
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.subprocess
-def test_faults_are_controlled_over_http_also_while_the_daemon_is_down(name):
-    with program(name, *FREE_PORTS, "--faults-http-address=127.0.0.1:0", listeners=3) as server:
-        assert list(server.addresses) == ["TCP", "HTTP", "FAULTS"]
-        faults = server.addresses["FAULTS"]
-        assert request(server.addresses["HTTP"], "GET", "/faults") == {"rules": []}
-
-        assert request(faults, "POST", "/faults/down")["down"]
-        with pytest.raises(ConnectionRefusedError):
-            request(server.addresses["HTTP"], "GET", "/ping")
-        assert not request(faults, "POST", "/faults/up")["down"]
-
-        assert request(server.addresses["HTTP"], "GET", "/ping") == "OK"
-        request(faults, "POST", "/faults", b'{"on": "connect", "actions": [{"action": "drop"}]}')
-        assert request(faults, "POST", "/faults/down")["down"]
-        assert server.stop(signal.SIGINT) == 0
-
-    assert b"WARNING: rule never acted: on.connect(), drop(): nothing of that kind happened\n" in server.lines[-2]
-
-
 @pytest.mark.subprocess
 def test_ignored_flags_are_logged_once(configured):
     (warning,) = [line for line in configured.lines if b"WARNING" in line]
@@ -184,10 +162,7 @@ def test_program_imports_only_the_modules_that_it_needs():
     loaded = set(run_command(sys.executable, "-c", code).stdout.split())
     assert "fakensqd.nsqd.server" in loaded
 
-    late = {
-        *["nsqd.auth", "nsqd.auth_client", "lookupd.client", "tls"],
-        *["faults.json_rules", "faults.relay"],
-    }
+    late = {"nsqd.auth", "nsqd.auth_client", "lookupd.client", "tls", "faults.relay"}
     assert not {*(f"fakensqd.{name}" for name in late), "gnsq.tls", "cryptography", "click", "requests"} & loaded
 
 

@@ -96,13 +96,6 @@ def test_servers_with_toxics_and_states_leave_nothing(nothing_left):
         Client.opened.clear()
 
 
-def test_servers_that_are_down_by_http_leave_nothing(nothing_left):
-    for _ in range(50):
-        with FakeNsqd(faults_over_http=True).in_thread() as nsqd:
-            request(nsqd.faults_http_address, "POST", "/faults/restart")
-            assert request(nsqd.faults_http_address, "POST", "/faults/down")["down"]
-
-
 @pytest.mark.parametrize("threaded", [False, True], ids=["in the hub", "on a thread"])
 def test_clusters_leave_nothing(nothing_left, threaded):
     for _ in range(25):

@@ -20,7 +20,7 @@ def facts(daemon):
         "topics": request(http, "GET", "/topics") if isinstance(daemon, FakeLookupd) else daemon.messages("t"),
         "log_level": daemon.log_level if isinstance(daemon, FakeNsqd) else None,
         "states": daemon.states(),
-        "rules": (dict(daemon.faults.sequences), list(daemon.faults.added)),
+        "rules": (list(daemon.faults.sequences), list(daemon.faults.added)),
         "link": (daemon.link.toxics, daemon.link.connections),
         "transcript": [str(entry) for entry in daemon.transcript],
         "errors": list(daemon.errors),

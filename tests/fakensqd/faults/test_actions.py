@@ -1,12 +1,10 @@
-"""Actions as functions, without a connection; and rules as JSON."""
+"""Actions as functions, without a connection."""
 
 import pytest
 
-from fakensqd import faults
 from fakensqd.effects import Close, Execute, ExpireMessage, HttpResponse, Send, Wait
 from fakensqd.faults import actions
 from fakensqd.faults.actions import answer, corrupt, delay, disconnect, drop, error, expire_message, inject
-from fakensqd.faults.json_rules import decode_rules, encode_rule
 from fakensqd.faults.rules import Event, Point, Rule, on
 from gnsq.protocol.frames import ERROR, encode_frame
 
@@ -63,42 +61,3 @@ MISUSE = [
 def test_invalid_argument_of_an_action_is_refused(make):
     with pytest.raises((TypeError, ValueError)):  # each has its own text
         make()
-
-
-def test_each_action_is_a_public_name():
-    assert [name for name in actions.ACTIONS if name not in actions.__all__ or name not in faults.__all__] == []
-
-
-@pytest.mark.parametrize("name", sorted(actions.ACTIONS))
-def test_action_is_decoded_from_json_and_encoded_again(name):
-    # Of each action that has arguments: the required ones, at least.
-    arguments = {
-        "error": {"code": "E_INVALID", "text": "no"},
-        "delay": {"seconds": 0.5},
-        "duplicate": {"times": 3},
-        "corrupt": {"part": "body", "to": {"base64": "/w=="}},
-        "inject": {"frame": {"base64": "/w=="}, "after": True},
-        "answer": {"status": 500, "body": "no"},
-    }.get(name, {})
-    points = actions.ACTIONS[name](**arguments | {key: b"\xff" for key in ("to", "frame") if key in arguments}).points
-    point = next(point for point in Point if point in points)
-    action = {"action": name, **arguments}
-    document = {"on": point.value.partition("_")[0], "actions": [action], "executed": True}
-    if point.value != "http_answer":
-        del document["executed"]
-
-    (rule,) = decode_rules(document)
-
-    assert encode_rule(rule)["actions"] == [action]
-
-
-def test_function_of_the_user_is_encoded_as_its_name():
-    def mine(steps, event):
-        return steps
-
-    rule = Rule(on.http("/pub", body=b"x", executed=True, where=callable), mine)
-
-    described = encode_rule(rule)
-
-    assert (described["actions"], described["body"], described["executed"]) == ([{"action": "mine"}], "x", True)
-    assert rule.name == "on.http('/pub', body=b'x', where=callable, executed=True), mine"
