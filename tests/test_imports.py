@@ -148,7 +148,6 @@ PURE = [
             *["addresses", "backofftimer", "errors", "options", "stats", "texts"],
             "consumer.rdy_policy",
             *[
-                "cli.filters",
                 "dead_letter",
                 "contrib.envelope",
                 "http.responses",

@@ -12,7 +12,6 @@ from gevent import socket
 from gnsq.addresses import format_address, parse_address
 from gnsq.cli.cluster import Cluster, target_of
 from gnsq.cli.command import Command
-from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.parameters import COUNT, IDLE, RATE
 from gnsq.cli.progress import Counter
 from gnsq.cli.receiving import Received, Receiver
@@ -33,7 +32,7 @@ REFUSED_DELAY = 60.0
 # Seconds between two looks at the addresses of the target's nsqds.
 LOOP_CHECK_INTERVAL = 1.0
 _EXAMPLES = """
-    gnsq copy orders orders-test --where country=NO
+    gnsq copy orders orders-test
     gnsq copy orders --cluster production --to-cluster local --rate 100
 """
 
@@ -44,7 +43,6 @@ _EXAMPLES = """
 @click.option("--channel", default="copy", show_default=True, metavar="NAME", type=CHANNEL, help="Channel of SOURCE.")
 @COUNT
 @IDLE
-@filter_options
 @RATE
 @click.option("--to-nsqd", multiple=True, metavar="HOST:PORT", help="TCP address of a target nsqd. Repeat.")
 @click.option("--to-lookupd", multiple=True, metavar="HOST:PORT", help="Publish to all nsqds of an nsqlookupd.")
@@ -57,7 +55,6 @@ def copy(
     channel: str,
     count: int | None,
     idle: float | None,
-    body_filter: BodyFilter,
     rate: float | None,
     to_nsqd: tuple[str, ...],
     to_lookupd: tuple[str, ...],
@@ -68,8 +65,8 @@ def copy(
     With a --to option, the target is another cluster, and TARGET may be left out: then it has the same name.
 
     A message is finished after nsqd has confirmed its copy. If no response comes, it is copied again, and may be
-    doubled. While the target is down, messages are requeued; copying goes on when it is back. Messages that --where and
-    --contains do not choose are finished and not copied. Messages that the target refuses stay in the channel.
+    doubled. While the target is down, messages are requeued; copying goes on when it is back. Messages that the
+    target refuses stay in the channel.
 
     The channel gets the messages that come after it was created, and those that wait in a topic without any channel.
     It stays, and collects messages while this command does not run: gnsq channel delete SOURCE copy deletes it. At the
@@ -91,7 +88,6 @@ def copy(
             max_in_flight=MAX_IN_FLIGHT,
             batch=BATCH,
             count=count,
-            body_filter=body_filter,
             idle=idle,
             rate=rate,
             max_backoff_duration=MAX_PAUSE,
@@ -109,7 +105,7 @@ def copy(
         try:
             copier.run()
         finally:
-            click.echo("; ".join([receiver.summary(), *copier.summary()]), err=True)
+            click.echo("; ".join([receiver.counter.summary(), *copier.summary()]), err=True)
     return receiver.status() or (1 if copier.counts[Outcome.REFUSED] else 0)
 
 

@@ -14,8 +14,8 @@ to the command, and ends at a signal, a count, an idle time or an error.
 #     stderr what cannot be undone later. Then it starts the consumer, and waits until it is ready.
 #  5. The consumer calls `_Consumer.handle_messages` with all messages that it has read. The first comment in
 #     nsqd/connection.py has the steps before. `Inbox.add` pauses the consumer if too many bytes wait.
-#  6. Each greenlet that runs `Receiver._work` waits in `Receiver._wait`, takes a batch by `Inbox.take`, and passes what
-#     `Receiver._chosen` leaves of it to `Republisher._handle` in cli/republish.py.
+#  6. Each greenlet that runs `Receiver._work` waits in `Receiver._wait`, takes a batch by `Inbox.take`, and passes it
+#     to `Republisher._handle` in cli/republish.py.
 #  7. `_Decision.__call__` in cli/copy.py says where to. `Receiver.pace` waits for the rate.
 #     `Republisher._publish` in cli/republish.py publishes them at the same time, and waits for each response of nsqd.
 #     The first comment in producer/dispatcher.py has the steps of a publish.
@@ -45,7 +45,6 @@ from gevent.event import Event
 
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import until_signal
-from gnsq.cli.filters import BodyFilter
 from gnsq.cli.nodes import NodePoller
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.snapshot import Snapshot
@@ -54,7 +53,7 @@ from gnsq.cli.topics import Topics
 from gnsq.concurrency.greenlets import spawn
 from gnsq.consumer import Consumer
 from gnsq.errors import NSQException
-from gnsq.message import Message, finish_all
+from gnsq.message import Message
 from gnsq.protocol.names import is_ephemeral
 from gnsq.running import StopSignals
 from gnsq.texts import counted
@@ -170,8 +169,7 @@ class Receiver:
         counter: Shows the count.
         max_in_flight: Limit for each topic.
         count: End after this number of messages that are done; None: no limit.
-        body_filter: Chooses the messages that are passed to the command. The others are finished. None: all.
-        is_filtered: True if the command itself does not count all messages, so that more than count are needed.
+        is_filtered: True if the command does not count all messages, so that more than count are needed.
         idle: End when no message has come for this number of seconds; None: go on.
         rate: Limit of the messages a second that pace() lets pass.
         linger: Seconds that a message may wait for others, so that they are handled together. After a signal, all that
@@ -182,7 +180,6 @@ class Receiver:
     Attributes:
         batch: Limit of the messages that are passed at a time.
         counter: Counts the messages that are done.
-        skipped: Number of messages that the filter has not chosen.
         is_complete: True if run() has ended by itself, and not by a signal or an error.
         is_idle: True if it has ended since no message came.
         was_starved: True if at the end an nsqd had delivered nearly all messages that may be in flight.
@@ -201,7 +198,6 @@ class Receiver:
         max_in_flight: int,
         batch: int,
         count: int | None = None,
-        body_filter: BodyFilter | None = None,
         is_filtered: bool = False,
         idle: float | None = None,
         rate: float | None = None,
@@ -210,15 +206,13 @@ class Receiver:
     ) -> None:
         self.batch = batch
         self.counter = counter
-        self.skipped = 0
         self.is_complete = self.is_idle = self.was_starved = False
         self.requeued = 0
         self.failures: dict[str, str] = {}
         self._cluster = cluster
         self._stop = stop
         self._count = self._left = count
-        self._filter = body_filter
-        self._is_filtered = is_filtered or bool(body_filter)
+        self._is_filtered = is_filtered
         self._idle = idle
         self._limiter = RateLimiter(rate, stop.requested)
         self._linger = linger
@@ -248,8 +242,6 @@ class Receiver:
 
     def run(self, handle: Callable[[list[Received]], object], workers: int = 1) -> None:
         """Pass messages to a function, which answers them, until the end. Then give the others back, and close.
-
-        The function is called with an empty list if the filter has chosen none of some messages.
 
         Messages that the function leaves unanswered stay in flight until the end.
 
@@ -337,11 +329,6 @@ class Receiver:
         self._error = self._error or error
         self._is_over.set()
 
-    def summary(self, where: str = "") -> str:
-        """Write what was done with how many messages, and how many were finished since they were not chosen."""
-        skipped = f"; {counted(self.skipped, 'other', spec=',')} not chosen, and finished" if self._filter else ""
-        return f"{self.counter.summary()}{where}{skipped}"
-
     def status(self) -> int:
         """Return the exit status after run(), and say on stderr why it is not 0."""
         stop = self._stop.number
@@ -401,23 +388,11 @@ class Receiver:
             self._passed.append(messages)
             try:
                 if received:
-                    handle(self._chosen(received, self._filter) if self._filter else received)
+                    handle(received)
             finally:
                 self._keep([message for message in messages if not message.has_responded()])
                 self._passed.remove(messages)
                 self.expect(0)
-
-    def _chosen(self, received: list[Received], body_filter: BodyFilter) -> list[Received]:
-        """Return the messages that the filter chooses, and finish the others."""
-        chosen, others = [], []
-        for each in received:
-            if body_filter.chooses(each.message.body):
-                chosen.append(each)
-            else:
-                others.append(each.message)
-        self.skipped += len(others)
-        finish_all(others)
-        return chosen
 
     def _keep(self, messages: list[Message]) -> None:
         for message in messages:

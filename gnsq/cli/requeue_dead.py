@@ -12,7 +12,6 @@ import click
 
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command
-from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.formats import harmless
 from gnsq.cli.output import Output
 from gnsq.cli.parameters import COUNT, DURATION, PAUSE, RATE
@@ -44,7 +43,6 @@ _EXAMPLES = """
 @click.option("--reason", metavar="TEXT", help="Only if the text of the last exception contains this.")
 @click.option("--older", metavar="TIME", type=DURATION, help="Only if given up before this time: 90s, 10m, 2h or 3d.")
 @click.option("--newer", metavar="TIME", type=DURATION, help="Only if given up within this time.")
-@filter_options
 @click.option("--to", metavar="TOPIC", type=TOPIC, help="Publish to this topic. Needed for bodies without an envelope.")
 @COUNT
 @RATE
@@ -72,7 +70,6 @@ def requeue_dead(
     reason: str | None,
     older: float | None,
     newer: float | None,
-    body_filter: BodyFilter,
     to: str | None,
     count: int | None,
     rate: float | None,
@@ -86,14 +83,14 @@ def requeue_dead(
     Consumers with the option dead_letter_topic write dead letters. The bodies in them are published.
     All channels of a topic get such a message, not only the one that gave it up. Other bodies need --to.
 
-    All conditions must be true. --where and --contains are for the body in the dead letter. A dead letter is finished
-    after nsqd has confirmed its body. If no response comes, it stays, and its body may be doubled later. All others
-    stay in the channel, and come again after the time of --leave-for.
+    All conditions must be true. A dead letter is finished after nsqd has confirmed its body. If no response comes, it
+    stays, and its body may be doubled later. All others stay in the channel, and come again after the time of
+    --leave-for.
 
     The channel gets the letters that come after it was created, and those that wait in a topic without any channel. So
     run this once with --dry-run before you need it.
     """
-    choice = _Choice(error, reason, older, newer, body_filter)
+    choice = _Choice(error, reason, older, newer)
     if not choice and not is_all:
         raise click.UsageError("no condition is given: add one such as --error or --newer, or --all")
     if choice and is_all:
@@ -165,11 +162,10 @@ class _Choice:
     reason: str | None
     older: float | None
     newer: float | None
-    body_filter: BodyFilter
 
     def __bool__(self) -> bool:
         given = (self.error, self.reason, self.older, self.newer)
-        return bool(self.body_filter) or any(value is not None for value in given)
+        return any(value is not None for value in given)
 
     def chooses(self, message: Message, letter: DeadLetter | None, now: float) -> bool:
         """Return True if all conditions are true. A message without an envelope has neither an error nor a reason.
@@ -184,9 +180,8 @@ class _Choice:
             return False
         # Without an envelope, the time of the publish is that of giving up.
         age = now - (message.timestamp / 1e9 if letter is None else letter.given_up_at)
-        if (self.older is not None and age < self.older) or (self.newer is not None and age > self.newer):
-            return False
-        return self.body_filter.chooses(message.body if letter is None else letter.body)
+        is_old_enough = self.older is None or age >= self.older
+        return is_old_enough and (self.newer is None or age <= self.newer)
 
 
 @dataclass

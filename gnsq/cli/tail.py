@@ -11,7 +11,6 @@ from rich.console import Console
 
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command
-from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.formats import Format, as_json, as_raw, for_terminal, meta_line
 from gnsq.cli.output import Output
 from gnsq.cli.parameters import COUNT, IDLE, RATE
@@ -31,7 +30,6 @@ FIRST_BATCH = 3
 _EXAMPLES = """
     gnsq tail orders
     gnsq tail orders refunds -n 10 --json
-    gnsq tail orders --where country=NO --where items.0.price~9
 """
 
 
@@ -43,7 +41,6 @@ _EXAMPLES = """
 @click.option("--raw", is_flag=True, help="Unchanged bodies and newlines. Default unless stdout is a terminal.")
 @click.option("--json", "is_json", is_flag=True, help="A line of JSON for each message, with its id, topic and so on.")
 @click.option("--meta", is_flag=True, help="Before each body, a line with time, id, attempts, nsqd and topic.")
-@filter_options
 @RATE
 @click.option("--sample", metavar="PERCENT", type=click.IntRange(1, 100), help="Part of the messages to receive.")
 def tail(
@@ -56,7 +53,6 @@ def tail(
     raw: bool,
     is_json: bool,
     meta: bool,
-    body_filter: BodyFilter,
     rate: float | None,
     sample: int | None,
 ) -> int:
@@ -65,10 +61,10 @@ def tail(
     On a terminal, JSON is indented and colored, and control characters are escaped. Otherwise each body is written
     unchanged, and a newline after it. With --json, a body that is not UTF-8 is in body_base64 in place of body.
 
-    A message is finished after it was written. Messages that --where and --contains do not choose are finished, too.
-    With the --channel of other consumers, this command takes messages away from them. Without --channel, no one misses
-    a message, but if a topic has no channel yet, nsqd has kept its messages for the first one: then this command takes
-    them. nsqd creates a topic that does not exist. Both are said on stderr first, if nsqd's HTTP port can be asked.
+    A message is finished after it was written. With the --channel of other consumers, this command takes messages away
+    from them. Without --channel, no one misses a message, but if a topic has no channel yet, nsqd has kept its messages
+    for the first one: then this command takes them. nsqd creates a topic that does not exist. Both are said on stderr
+    first, if nsqd's HTTP port can be asked.
     """
     if is_json and (raw or meta):
         raise click.UsageError(f"--json and {'--raw' if raw else '--meta'} exclude each other; --json has all data")
@@ -82,7 +78,6 @@ def tail(
         batch=FIRST_BATCH,
         count=count,
         idle=idle,
-        body_filter=body_filter,
         rate=rate,
         # nsqd takes 100 % as a part that is not valid.
         sample_rate=0 if sample in (None, 100) else sample,
@@ -92,8 +87,8 @@ def tail(
     with output.watch(receiver.end):
         receiver.run(printer.handle)
     if sys.stderr.isatty() and not sys.stdout.isatty():
-        click.echo(receiver.summary(), err=True)
-    if receiver.is_idle and not receiver.counter.count + receiver.skipped:
+        click.echo(receiver.counter.summary(), err=True)
+    if receiver.is_idle and not receiver.counter.count:
         hint = "" if channel else "; a new channel gets those that are published after the start of this command"
         click.echo(f"no message came within {idle:g} s{hint}", err=True)
     return receiver.status()
@@ -116,11 +111,11 @@ class _Printer:
 
     def handle(self, received: Sequence[Received]) -> None:
         """Write messages, and finish those that are written."""
-        if received and self._receiver.pace(len(received)):
+        if self._receiver.pace(len(received)):
             self._write_messages([each.message for each in received], [self._write(each) for each in received])
         # A reader such as head may want three lines, but what is written is finished, and what is in flight then counts
         # as an attempt. So the first batches are small.
-        done = self._receiver.counter.count + self._receiver.skipped
+        done = self._receiver.counter.count
         self._receiver.batch = min(self._max_batch, FIRST_BATCH + done // 4)
         if done >= self._in_flight < MAX_IN_FLIGHT:
             self._in_flight = min(2 * self._in_flight, MAX_IN_FLIGHT)

@@ -19,7 +19,6 @@ import gevent
 
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command
-from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.formats import message_record
 from gnsq.cli.parameters import COUNT, DELIMITER, DURATION, IDLE, SIZE, FilePath
 from gnsq.cli.progress import Counter
@@ -58,7 +57,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[str, Message], bytes]]] = {
 }
 _EXAMPLES = """
     gnsq to-file orders --directory /backup --compress zstd
-    gnsq to-file orders --where country=NO --format json --idle 10s
+    gnsq to-file orders --format json --idle 10s
     gnsq to-file --topic-pattern . --name '{topic}/{date}/%H-{pid}'
 """
 
@@ -89,7 +88,6 @@ _EXAMPLES = """
     "topic, and body, or body_base64 if the body is not UTF-8. gnsq pub --format json publishes them again.",
 )
 @DELIMITER
-@filter_options
 @click.option("--rotate-size", metavar="BYTES", type=SIZE, help="Let no file get larger, such as 100M or 1G.")
 @click.option(
     "--rotate-interval",
@@ -145,7 +143,6 @@ def to_file(
     channel: str,
     kind: str,
     delimiter: bytes | None,
-    body_filter: BodyFilter,
     rotate_size: float | None,
     rotate_interval: float,
     compress: str,
@@ -159,9 +156,8 @@ def to_file(
     """Write the messages of topics to files, for each topic files of its own.
 
     Runs until it is stopped. A message is finished after it is on the disk: a message may be in the files more than
-    once, but none is lost. Messages that --where and --contains do not choose are finished, too. A file has the name
-    .NAME.part until it is complete. Files that a killed process has left are completed at the start. No file is
-    replaced, and none is empty.
+    once, but none is lost. A file has the name .NAME.part until it is complete. Files that a killed process has left
+    are completed at the start. No file is replaced, and none is empty.
     """
     if rotate_size is not None and rotate_size < 1:
         raise click.UsageError(f"--rotate-size {rotate_size:g} must be at least 1 byte")
@@ -199,14 +195,13 @@ def to_file(
         max_in_flight=max_in_flight,
         batch=max_in_flight,
         count=count,
-        body_filter=body_filter,
         idle=idle,
         linger=sync_interval,
     )
     writer = _FileWriter(receiver, make_files, io_thread, lambda topic, message: encode(topic, message) + end)
     failure = writer.run()
     completed = counted(sum(each.completed for each in writer.files.values()), "file", spec=",")
-    click.echo(receiver.summary(f", to {completed} in {directory}"), err=True)
+    click.echo(f"{receiver.counter.summary()}, to {completed} in {directory}", err=True)
     if failure:
         raise click.ClickException(failure)
     return receiver.status()

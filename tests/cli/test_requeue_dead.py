@@ -56,8 +56,6 @@ def test_bodies_go_back_to_their_topics(fakensqd):
         pytest.param(["--error", "KeyError"], id="error"),
         pytest.param(["--reason", "other"], id="reason"),
         pytest.param(["--older", "2h"], id="older"),
-        pytest.param(["--where", "n=2"], id="where"),
-        pytest.param(["--contains", '"n": 2'], id="contains"),
         pytest.param(["--error", "KeyError", "--older", "10m", "--newer", "2d"], id="several"),
     ],
 )

@@ -441,16 +441,6 @@ def test_topic_that_leads_out_of_the_directory_is_refused_or_left_out(fakensqd, 
     assert [str(path.relative_to(out.parent)) for path in out.parent.rglob("*.log")] == ["out/a/x.log"]
 
 
-def test_messages_that_are_not_chosen_are_finished_and_not_written(fakensqd, to_file, out):
-    fakensqd.publish("t", b'{"a": 1}', b'{"a": 2}', b'{"a": 1, "b": 2}')
-
-    result = to_file("--where", "a=1", "-n", "2")
-
-    assert lines(out) == [b'{"a": 1}', b'{"a": 1, "b": 2}']
-    assert fakensqd.transcript.finished("t") == 3
-    assert "; 1 other not chosen, and finished" in result.output
-
-
 BODIES = [b"1", "grün\n\u2028".encode(), b"\xff\x00", b'{"body": "x"}', bytes(range(256)), b"\xed\xa0\x80"]
 
 

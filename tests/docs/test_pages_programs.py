@@ -1,9 +1,14 @@
 """The programs in the tutorial, the guides and the pages about other clients run, and print what the pages say."""
 
+import sys
+
 import gevent
 import pytest
 
-from tests.docs.prose import FOLDER, PAGES, blocks, check_printed, programs, run, run_process
+from fakensqd import on
+from fakensqd.faults import drop
+from tests.docs.prose import FOLDER, PAGES, Addresses, blocks, check_printed, programs, run, run_process
+from tests.helpers import child, wait_until
 
 
 @pytest.mark.parametrize("block", programs(process=False))
@@ -22,6 +27,24 @@ def test_program_in_a_process(block, fakensqd, fakelookupd, tmp_path):
         pytest.importorskip("pyspark")
 
     check_printed(block, run_process(block, fakensqd, fakelookupd, tmp_path))
+
+
+@pytest.mark.subprocess
+def test_kill_of_the_program_that_copies_loses_no_message(fakensqd, fakelookupd, tmp_path):
+    (block,) = [block for block in blocks("coming-from/nsq-utilities.md") if '"copies"' in block.code]
+    path = tmp_path / "program.py"
+    path.write_text(Addresses(fakensqd, fakelookupd).put_in(block.code))
+    bodies = {b'{"country": "NO", "id": %d}' % number for number in range(1000)}
+    fakensqd.publish("orders", *bodies)
+    # After the first copies, no publish is executed or answered any more.
+    stopped = on.command("MPUB", where=lambda _: fakensqd.messages("copies")).always()
+
+    with fakensqd.add(stopped, drop()) as rule, child(sys.executable, str(path)):
+        wait_until(lambda: rule.fired and fakensqd.transcript.finished("orders"))
+
+    copied = set(fakensqd.messages("copies"))
+    assert 0 < len(copied) < len(bodies)
+    assert copied | set(fakensqd.messages("orders", "copy")) == bodies
 
 
 # Pages with files and commands that other modules of tests write and run.
