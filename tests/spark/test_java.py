@@ -1,5 +1,4 @@
 import os
-import re
 import stat
 import subprocess
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gnsq.spark import class_archive, java
+from gnsq.spark import java
 from gnsq.spark.java import (
     JavaNotFound,
     find_java,
@@ -247,41 +246,3 @@ def test_options_of_java_for_a_fast_start_are_added_once_and_not_to_those_of_the
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
     prepare_environment()
     assert os.environ["SPARK_SUBMIT_OPTS"] == "-XX:TieredStopAtLevel=1"
-
-
-def test_archive_of_classes_is_used_if_it_was_written(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    for name in ("SPARK_HOME", "SPARK_SUBMIT_OPTS"):
-        monkeypatch.delenv(name, raising=False)
-    prepare_environment()
-    home = Path(os.environ["SPARK_HOME"])
-    assert "SharedArchiveFile" not in os.environ["SPARK_SUBMIT_OPTS"]
-
-    (home / "classes.jsa").touch()
-    del os.environ["SPARK_HOME"]
-    prepare_environment()
-
-    assert f"-XX:SharedArchiveFile={home}/classes.jsa" in os.environ["SPARK_SUBMIT_OPTS"]
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_archive_of_classes_is_written(tmp_path):
-    """To write it takes as much CPU as ten starts of Java: the tests use it until the program changes."""
-    options = os.environ["SPARK_SUBMIT_OPTS"]
-    used = re.search(r"-XX:SharedArchiveFile=(\S+)", options)
-    archive, program = Path(used[1] if used else tmp_path / "classes.jsa"), Path(class_archive.__file__)
-    if not archive.exists() or archive.stat().st_mtime < program.stat().st_mtime:
-        done = subprocess.run(
-            [sys.executable, "-m", "gnsq.spark.class_archive", str(archive)],
-            # Java can't use one archive and write another.
-            env={**os.environ, "SPARK_SUBMIT_OPTS": options.replace(used[0] if used else "", "")},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=200,
-        )
-        assert done.returncode == 0, done.stderr
-
-    assert archive.stat().st_mtime >= program.stat().st_mtime

@@ -228,7 +228,7 @@ def flags_of(command):
 
 def test_flags_in_the_text_are_those_of_the_programs():
     known = flags_of(receiver_command) | flags_of(job_command)
-    known |= {"--nsqd", "--help", "--archive"}  # of gnsq and gnsq.spark.java
+    known |= {"--nsqd", "--help"}  # of gnsq
     known |= {"--master", "--deploy-mode", "--conf", "--archives", "--py-files"}  # of spark-submit
     known |= {"--mem-queue-size"}  # of nsqd
     known |= {"--file", "--read-only", "--stop-timeout", "--tag", "--tmpfs", "--user", "--volume"}  # of docker
