@@ -24,7 +24,7 @@ DEFAULT_TCP_PORT = 4150
 _MAX_HOST_LENGTH = 255
 _NAME_OR_IPV4 = re.compile(r"[^\s:,;/?#@\[\]\\]+")
 # Two colons at least: with one, it is a host with its port.
-_IPV6 = re.compile(r"[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[\w.-]+)?")
+_IPV6 = re.compile(r"[0-9A-Fa-f]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(%[\w.-]+)?")
 
 # Type of constructor arguments: one address or several, each as "host:port" or, of an nsqlookupd, as a URL.
 Addresses = str | Iterable[str]
@@ -85,8 +85,8 @@ def check_single(text: str, form: str) -> None:
 
 def is_host(host: str) -> bool:
     """Return True if this can be a host name or an IP address; IPv6 has no brackets here."""
-    pattern = _IPV6 if ":" in host else _NAME_OR_IPV4
-    return len(host) <= _MAX_HOST_LENGTH and host.isprintable() and pattern.fullmatch(host) is not None
+    found = _IPV6.fullmatch(host) if ":" in host else _NAME_OR_IPV4.fullmatch(host)
+    return len(host) <= _MAX_HOST_LENGTH and host.isprintable() and found is not None
 
 
 def _shown(address: str) -> str:

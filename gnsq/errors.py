@@ -64,7 +64,7 @@ class NSQException(Exception):
     @property
     def hint(self) -> str:
         """What to do, in the words of the program: it names ``tls_v1=True``, or ``--tls``. Empty if not known."""
-        return re.sub(r"{(.+?)}", lambda option: option_text(option[1]), self._hint)
+        return re.sub(r"{([^{}]+)}", lambda option: option_text(option[1]), self._hint)
 
     @hint.setter
     def hint(self, hint: str) -> None:

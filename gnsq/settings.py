@@ -26,9 +26,9 @@ _WORDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
 TIME_UNITS = {**GO_UNITS, "d": 86400.0, **_WORDS, **{f"{word}s": seconds for word, seconds in _WORDS.items()}}
 # As with GNU's programs, M is 1024 * 1024.
 SIZE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-# Blanks before and after a unit.
-_BLANKS = re.compile(r"\s+(?=[^\W\d])|(?<=[^\W\d])\s+")
-_DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)([a-zA-Z\u00b5\u03bc]+)", re.ASCII)
+# A blank before or after a unit.
+_BLANK = re.compile(r" (?=[^\W\d])|(?<=[^\W\d]) ")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([a-zA-Z\u00b5\u03bc]+)", re.ASCII)
 
 
 def parse_duration(text: str, units: Mapping[str, float] = GO_UNITS) -> float:
@@ -38,11 +38,15 @@ def parse_duration(text: str, units: Mapping[str, float] = GO_UNITS) -> float:
         ValueError: If the text is not a duration. Each number needs a unit, unless the text is 0.
     """
     unsigned = text.removeprefix("-") if text[:1] == "-" else text.removeprefix("+")
-    parts = _DURATION_PART.findall(unsigned)
-    is_whole = "".join(number + unit for number, unit in parts) == unsigned and all(unit in units for _, unit in parts)
-    if unsigned != "0" and not (parts and is_whole):
+    seconds, end = 0.0, 0
+    # Part after part: a search would try to begin at each digit.
+    while end < len(unsigned) and unsigned != "0":
+        part = _DURATION_PART.match(unsigned, end)
+        if part is None or part[2] not in units:
+            break
+        seconds, end = seconds + float(part[1]) * units[part[2]], part.end()
+    if unsigned != "0" and not 0 < end == len(unsigned):
         raise ValueError("not a duration such as 1m30s or 250ms")
-    seconds = sum((float(number) * units[unit] for number, unit in parts), 0.0)
     return -seconds if text[:1] == "-" else seconds
 
 
@@ -54,7 +58,7 @@ def parse_number(text: str, units: Mapping[str, float]) -> float:
     """
     with contextlib.suppress(ValueError):
         return float(text)
-    return parse_duration(_BLANKS.sub("", text.strip()), units)
+    return parse_duration(_BLANK.sub("", " ".join(text.split())), units)
 
 
 def is_list(field: Field) -> bool:

@@ -71,14 +71,12 @@ class JobStopped(JobFailed):
 _PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*: ")
 _JAVA_ERROR = re.compile(r"^: (.+)$", re.MULTILINE)
 _JAVA_CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
-_SQLSTATE = re.compile(r" SQLSTATE: \w+.*$")
 # py4j's text before a Java error. It is removed: it names only the method that Python has called, not the cause.
 _CALL = re.compile(r"(py4j\.protocol\.Py4J\w+: )?An error occurred while calling ")
 _THREAD_ERROR = re.compile(r'Exception in thread "[^"]*" [\w.$]+: ')
 _NOISE = ("WARNING:", "NOTE:", "Picked up ", "Using Spark's", "\tat ")
 # Spark gives no reason if the Python process of a source has ended.
 _NO_REASON = "a Python process of Spark has ended: was it killed, or out of memory? Start again, nothing is lost"
-_TASK = re.compile(r"^.*[Mm]ost recent failure: Lost task .*? executor [^)]*\): ")
 
 
 def root_cause(text: str) -> str:
@@ -91,17 +89,22 @@ def root_cause(text: str) -> str:
     errors = [line for line in text.splitlines() if _PYTHON_ERROR.match(line)]
     if "Traceback" in text and errors and not _CALL.match(errors[-1]):
         # The text of a JobFailed is for users already.
-        return _SQLSTATE.sub("", errors[-1]).removeprefix(f"{__name__}.{JobFailed.__name__}: ")
+        return _error_in(errors[-1]).removeprefix(f"{__name__}.{JobFailed.__name__}: ")
     calls = [match.end() for match in _CALL.finditer(text)]
     java = text[calls[-1] :] if calls else text
     first, causes = _JAVA_ERROR.search(java), _JAVA_CAUSE.findall(java)
     if first is None:
         line = causes[-1] if causes else text.strip().partition("\n")[0]
-        line = _SQLSTATE.sub("", line).rstrip()
+        line = _error_in(line).rstrip()
         return _NO_REASON if line.endswith("terminated with exception:") else line
-    line = _SQLSTATE.sub("", _TASK.sub("", first[1]))
-    cause = _SQLSTATE.sub("", _TASK.sub("", causes[-1])) if causes else ""
+    line, cause = _error_in(first[1]), _error_in(causes[-1]) if causes else ""
     return line if cause in line else f"{line.rstrip('.')}: {cause}"
+
+
+def _error_in(line: str) -> str:
+    """Remove from a line of Spark which task of which executor it was, and the SQLSTATE at the end."""
+    task = line.rpartition("ost recent failure: Lost task ")[2]
+    return (task.partition(" executor ")[2].partition("): ")[2] or line).partition(" SQLSTATE: ")[0]
 
 
 def startup_error(text: str) -> str:

@@ -7,7 +7,7 @@ import re
 __all__ = ["is_object_store", "join_uri", "redact_uri"]
 
 # Match greedily up to the last @: a secret that is not percent-encoded may contain an @.
-_CREDENTIALS = re.compile(r"^([a-zA-Z][\w+.-]*://).*:.*@")
+_CREDENTIALS = re.compile(r"^([a-zA-Z][\w+.-]*://)[^:]*:.*@")
 # In a URI of S3, the text before the @ is a key even without a password. In abfs it is the container, in hdfs a user.
 _USER = re.compile(r"^(s3[an]?://).*@", re.IGNORECASE)
 _URI = re.compile(r"^[a-zA-Z][\w+.-]*://")

@@ -76,11 +76,11 @@ _MAX_MSG_SIZE = 1024 * 1024
 _READ_ROWS = 64
 
 # Colours, arrows, stack frames and XML headers in errors of the stores' libraries.
-_NOISE = re.compile(r"\x1b\[[0-9;]*m|↳|\n\s*(\d+: |at \./).*|<\?xml[^>]*>")
+_NOISE = re.compile(r"\x1b\[[0-9;]*m|↳|\n[ \t]*(\d+: |at \./).*|<\?xml[^<>]*>")
 _ERROR_LENGTH = 600
 # Words in the text of an error, in small letters -> what to do about it. Not words in the path of a file.
 _ADVICE = tuple(
-    (re.compile(rf"(?<![\w./-])(?:{words})(?![\w.=-]*/)"), what)
+    (re.compile(rf"(?<![\w./-])(?:{words})(?![\w.=-]{{0,255}}/)"), what)
     for words, what in (
         ("expired|invalid_?token", "renew the credentials"),
         ("no space left|quota", "make room"),

@@ -46,8 +46,8 @@ BASE64 = r"[A-Za-z0-9+/]*(?:[A-Za-z0-9+/]|[AEIMQUYcgkosw048]=|[AQgw]==)?"
 # Escapes that can't be lone surrogates; what is one when these are removed.
 PAIR_OR_ESCAPE = r"\\(?:[^u]|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
 LONE_SURROGATE = r"\\u[dD][89a-fA-F]"
-# A string.
-QUOTED = r'"(?:[^"\\]|\\.)*+"'
+# A string; one that has no end goes on to the end.
+QUOTED = r'"(?:[^"\\]|\\.)*+"?'
 # A number, outside of strings, that Spark reads as DOUBLE, and that a double may not hold: it has an exponent and more
 # than 15 digits, or more than 38 digits, or an exponent of three.
 LONG_NUMBER = r"[\[:,\s]-?(?:[0-9.]{16,}[eE]|[0-9.]+[eE][+-]?[0-9]{3}|[0-9.]{39})"

@@ -14,7 +14,6 @@ import contextlib
 import datetime as dt
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,6 @@ _PYARROW_PAUSE = 0.025
 CREDENTIALS_LIFETIME = 900
 # Larger files are sent in parts of this many bytes, so that a slow connection does not exceed REQUEST_TIMEOUT.
 PART_SIZE = 16 * 1024 * 1024
-_XML = re.compile(r"<\?xml.*?<Code>(.*?)</Code>.*?<Message>(.*?)</Message>.*", re.DOTALL)
 # Characters of an error.
 MAX_LINE = 600
 # The process that has sent requests. A forked child lacks the threads that send them.
@@ -283,7 +281,10 @@ def _errors() -> Iterator[None]:
 
 def describe_error(error: Exception) -> str:
     """Return an error of obstore as one line of limited length, without XML."""
-    text = str(error).partition("\n\nDebug source")[0]
-    line = " ".join(_XML.sub(r"\1: \2", text).split())
+    text, is_xml, xml = str(error).partition("\n\nDebug source")[0].partition("<?xml")
+    if is_xml:
+        code, message = (xml.partition(f"<{tag}>")[2].partition("<")[0] for tag in ("Code", "Message"))
+        text += f"{code}: {message}" if code else is_xml + xml
+    line = " ".join(text.split())
     # The error of a deletion names all its files.
     return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE // 2]} ... {line[-MAX_LINE // 2 :]}"
