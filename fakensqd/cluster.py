@@ -90,7 +90,7 @@ class FakeCluster(MessageAssertions, Server):
         """Start all servers that do not run, wait until the nsqds are registered, and return this cluster.
 
         Raises:
-            OSError: If a server can't listen on an address, or can't use the data path; then no server runs.
+            OSError: If a server can't listen on an address; then no server runs.
         """
         try:
             for lookupd in self.lookupds:

@@ -35,6 +35,7 @@ LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
 OWN_OPTIONS = ("lookupd_ping_interval", "release", "record", "seed")
 # Options of nsqd that have no effect here, with their values in /config: durations in nanoseconds.
 IGNORED_OPTIONS: dict[str, str | int | tuple[()]] = {
+    "data_path": "",
     "max_bytes_per_file": 104857600,
     "sync_every": 2500,
     "sync_timeout": 2 * 10**9,
@@ -103,9 +104,6 @@ class NsqdOptions(DaemonOptions):
         "time between PINGs to nsqlookupd, and between attempts to reconnect (a constant of nsqd)",
         unit="s",
         minimum=0.01,
-    )
-    data_path: str = option(
-        "", 'existing directory in which topics, channels and messages outlive this nsqd; "": memory only'
     )
     log_level: str = option(
         "info",
@@ -205,7 +203,6 @@ class ClusterOptionsDict(_CommonOptionsDict, total=False):
     broadcast_tcp_port: int
     broadcast_http_port: int
     lookupd_ping_interval: float | timedelta
-    data_path: str
     log_level: str
     mem_queue_size: int
     max_msg_size: int

@@ -25,9 +25,7 @@ from gnsq.texts import counted, nearest
 __all__ = [
     "Entry",
     "Transcript",
-    "decode_bytes",
     "difference",
-    "encode_bytes",
     "failure",
     "shown_body",
     "wait_until",
@@ -246,21 +244,16 @@ def _encoded(entry: Entry) -> dict[str, Any]:  # Any: JSON
     if "message_id" in row:
         row["message_id"] = entry.message_id.decode("latin-1")
     if "bodies" in row:
-        row["bodies"] = [encode_bytes(body) for body in entry.bodies]
+        row["bodies"] = [_encode_bytes(body) for body in entry.bodies]
     return row
 
 
-def encode_bytes(data: bytes) -> str | dict[str, str]:
+def _encode_bytes(data: bytes) -> str | dict[str, str]:
     """Encode bytes as JSON: a string if the bytes are UTF-8, else an object with base64."""
     try:
         return data.decode()
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(data).decode()}
-
-
-def decode_bytes(value: str | dict[str, str]) -> bytes:
-    """Decode the result of encode_bytes()."""
-    return value.encode() if isinstance(value, str) else base64.b64decode(value["base64"])
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------------

@@ -111,8 +111,7 @@ def flags_of(program: str) -> tuple[Flag, ...]:
     """Return the flags of nsqd or nsqlookupd."""
     is_nsqd = program == "nsqd"
     port = 4150 if is_nsqd else 4160
-    # Defaults of the real programs, but no data path: an nsqd for tests leaves nothing in the current directory. Those
-    # that depend on the name of the host are set by options_of().
+    # Defaults of the real programs. Those that depend on the name of the host are set by options_of().
     defaults: dict[str, Value] = {
         "tcp_address": f"0.0.0.0:{port}",
         "http_address": f"0.0.0.0:{port + 1}",

@@ -167,7 +167,6 @@ class Topic(MessageHolder):
         """Pause or unpause the topic. While it is paused, new messages do not reach the channels."""
         self.paused = paused
         self._release(now)
-        self._broker.events.on_pause()
 
     def set_started(self, started: bool, now: float) -> None:
         """Note whether the topic's channels are known. While they are unknown, messages do not reach the channels."""
@@ -179,7 +178,7 @@ class Topic(MessageHolder):
         self._queue.clear()
 
     def restore(self, messages: Sequence[QueuedMessage], now: float) -> None:
-        """Queue messages from disk, or pass them to the channels. The message count of the topic omits them."""
+        """Queue messages of before a restart, or pass them to the channels. The topic's message count omits them."""
         self._append(messages)
         self._release(now)
 

@@ -40,14 +40,12 @@ class BrokerEvents:
     Attributes:
         on_register, on_unregister: A topic or channel was made or deleted.
         on_publish: A topic has received bodies.
-        on_pause: A topic or channel was paused or unpaused.
         on_due: The time of the next timeout or end of a delay is now earlier; called with this time.
     """
 
     on_register: Callable[[str, str | None], None] = _ignore
     on_unregister: Callable[[str, str | None], None] = _ignore
     on_publish: Callable[[str, Sequence[bytes]], None] = _ignore
-    on_pause: Callable[[], None] = _ignore
     on_due: Callable[[float], None] = _ignore
 
 
@@ -369,7 +367,6 @@ class Channel(MessageHolder):
         for subscriber in self.subscribers:
             if subscriber.wake():
                 self._woken[subscriber] = None
-        self._broker.events.on_pause()
 
     def empty(self) -> None:
         """Drop all messages: queued, in flight, deferred."""

@@ -7,7 +7,7 @@ clients. Modules that take long to import and that few tests need are imported a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from fakensqd.clock import Clock, Timer
 from fakensqd.daemon.daemon import Daemon
@@ -15,7 +15,6 @@ from fakensqd.nsqd.broker import Broker, BrokerEvents, Topic
 from fakensqd.nsqd.http import nsqd_application, tls_required_application
 from fakensqd.nsqd.published import MessageAssertions, PublishedBodies, check_body_types
 from fakensqd.nsqd.session import NSQD, Session
-from fakensqd.nsqd.storage import DataPath
 from fakensqd.options import NsqdOptions, NsqdOptionsDict, TlsRequired
 from fakensqd.router import Application
 from fakensqd.transcript import Entry
@@ -33,8 +32,7 @@ __all__ = ["FakeNsqd"]
 class FakeNsqd(MessageAssertions, Daemon):
     """An nsqd 1.3.0, or another release, in the hub of the caller. Call start() or use ``with``.
 
-    This object keeps its topics, messages and ports when it is stopped and started again. With a data_path, another
-    FakeNsqd can load topics and messages: topics are saved at each change, messages at stop().
+    This object keeps its topics, messages and ports when it is stopped and started again.
 
     Args:
         clock: Source of the time; default: real time.
@@ -56,7 +54,6 @@ class FakeNsqd(MessageAssertions, Daemon):
         **options: Unpack[NsqdOptionsDict],
     ) -> None:
         self.options = NsqdOptions.from_keywords(FakeNsqd, options)
-        self._data_path = DataPath(self.options.data_path) if self.options.data_path else None
         super().__init__(
             self.options,
             clock,
@@ -77,7 +74,6 @@ class FakeNsqd(MessageAssertions, Daemon):
             on_register=self._register,
             on_unregister=self._unregister,
             on_publish=self._published.add,
-            on_pause=self._save_topics,
             on_due=self._arm,
         )
         epoch_ns = self.clock.time_ns() - round(self.clock.monotonic() * 1e9)
@@ -158,38 +154,16 @@ class FakeNsqd(MessageAssertions, Daemon):
 
     # --- state --------------------------------------------------------------------------------------------------------
 
-    def start(self) -> Self:
-        """Listen on all ports, and return this server. Does nothing if the server listens already.
-
-        Raises:
-            OSError: If the server can't listen on an address, or can't use the data path.
-        """
-        data_path = self._data_path
-        if self.running or data_path is None:
-            return super().start()
-        data_path.lock()
-        try:
-            data_path.load(self.broker, self.now())
-            super().start()
-        except BaseException:  # also after ctrl-C: another server must be able to get the lock
-            data_path.unlock()
-            raise
-        data_path.save_topics(self.broker)
-        return self
-
     def states(self) -> dict[str, bool | float]:
         """Return the states, see Daemon.states()."""
         return super().states() | {"pause_heartbeats": not self._heartbeats}
 
     def _close(self) -> None:
-        was_running = self.running
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._peers.clear()
         super()._close()
-        if was_running and self._data_path is not None:
-            self._data_path.close(self.broker)
 
     def wait_registered(self) -> None:
         """Wait until each nsqlookupd has registered this nsqd, or one attempt to connect to it has failed."""
@@ -275,12 +249,7 @@ class FakeNsqd(MessageAssertions, Daemon):
             registrations += [(topic.name, channel) for channel in topic.channels] or [(topic.name, None)]
         return registrations
 
-    def _save_topics(self) -> None:
-        if self._data_path is not None:
-            self._data_path.save_topics(self.broker)
-
     def _register(self, topic: str, channel: str | None) -> None:
-        self._save_topics()
         for peer in self._peers.values():
             peer.send(b"REGISTER", topic, channel)
         if channel is None and any(peer.can_query for peer in self._peers.values()):
@@ -299,7 +268,6 @@ class FakeNsqd(MessageAssertions, Daemon):
             topic.set_started(True, self.now())
 
     def _unregister(self, topic: str, channel: str | None) -> None:
-        self._save_topics()
         for peer in self._peers.values():
             peer.send(b"UNREGISTER", topic, channel)
 

@@ -66,7 +66,17 @@ Act = Callable[[Target], Callable[[], object]]
 
 def _kill(at: Target) -> Callable[[], object]:
     outside(at.process.stop, kill=True)
-    return lambda: outside(at.process.start)
+    if at.node is not None:
+        at.node.relay.stop()
+    return lambda: _start(at)
+
+
+def _start(at: Target) -> None:
+    outside(at.process.start)
+    if at.node is not None:
+        # fakensqd has forgotten its channels, which must be there before the first client.
+        at.node.make_channels()
+        at.node.relay.start()
 
 
 def _hang_up(at: Target) -> Callable[[], object]:
@@ -169,10 +179,12 @@ class Disturber:
     def run(self, seconds: float) -> None:
         """Run faults for some seconds, and wait until they are undone. A target has one fault at a time."""
         deadline = time.monotonic() + seconds
-        weights = [weight for weight, _, _ in KINDS.values()]
+        # fakensqd has no disk, so that a restart is a kill.
+        kinds = {kind: each for kind, each in KINDS.items() if kind != "restarted" or not self._world.is_fake}
+        weights = [weight for weight, _, _ in kinds.values()]
         busy: dict[str, gevent.Greenlet] = {}
         while time.monotonic() < deadline:
-            (kind,) = self._chosen.choices([*KINDS], weights)
+            (kind,) = self._chosen.choices([*kinds], weights)
             targets = _targets(self._world, KINDS[kind][1])
             target = self._chosen.choice(targets) if targets else ""
             lasts, chosen = self._chosen.uniform(SHORTEST, LONGEST), random.Random(self._chosen.random())

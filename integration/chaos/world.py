@@ -106,6 +106,12 @@ class Node:
     memory: int
     disk: Path | None = None
 
+    def make_channels(self) -> None:
+        for topic, channels in ((TOPIC, CHANNELS), (DEAD_TOPIC, (DEAD_CHANNEL,))):
+            self.http.create_topic(topic)
+            for channel in channels:
+                self.http.create_channel(topic, channel)
+
     def fill_disk(self) -> None:
         assert self.disk is not None
         with contextlib.suppress(OSError), open(self.disk / "filler", "wb", buffering=0) as filler:
@@ -191,7 +197,8 @@ class World:
         name, tcp = f"nsqd{number}", f"127.0.0.1:{refused_port()}"
         relay = Relay(tcp, seed=self.chosen.randrange(2**32)).start()
         self._stack.callback(relay.stop)
-        memory = self.chosen.choice([0, 20, ALL])
+        # fakensqd has no disk, whatever the flag says.
+        memory = ALL if self.is_fake else self.chosen.choice([0, 20, ALL])
         flags = [*common, f"--broadcast-tcp-port={relay.address.split(':')[1]}", f"--mem-queue-size={memory}"]
         if number != 1:
             flags.append(f"--auth-http-address={self._auth_address}")
@@ -201,10 +208,7 @@ class World:
         self._started(daemon)
         http = NsqdHTTPClient.from_url(daemon.http_address, timeout=2)
         self.nodes.append(Node(name, daemon, relay, http, memory, disk))
-        for topic, channels in ((TOPIC, CHANNELS), (DEAD_TOPIC, (DEAD_CHANNEL,))):
-            http.create_topic(topic)
-            for channel in channels:
-                http.create_channel(topic, channel)
+        self.nodes[-1].make_channels()
 
     def _mount(self, folder: Path) -> Path | None:
         folder.mkdir()

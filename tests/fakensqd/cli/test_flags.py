@@ -44,7 +44,7 @@ def nsqd_options(*arguments, hostname="h"):
 def test_values_of_flags_make_options():
     options = nsqd_options(
         *["-tcp-address=127.0.0.1:0", "--lookupd-tcp-address", "a:1", "--lookupd-tcp-address=b:2", "--msg-timeout"],
-        *["1m", "--node-id=7", "--broadcast-address=b", "--snappy=false", "--data-path=d"],
+        *["1m", "--node-id=7", "--broadcast-address=b", "--snappy=false"],
     )
 
     expected = {
@@ -54,18 +54,8 @@ def test_values_of_flags_make_options():
         "node_id": 7,
         "broadcast_address": "b",
         "snappy": False,
-        "data_path": "d",
     }
     assert options.items() >= expected.items()
-
-
-@pytest.mark.parametrize(
-    "values",
-    [{}, parse(NSQD_FLAGS, ["--data-path", ""]), from_config_file(NSQD_FLAGS, {"data_path": ""})],
-    ids=["not given", "empty flag", "empty in a file"],
-)
-def test_without_a_data_path_messages_are_in_memory(values):
-    assert options_of(NSQD_FLAGS, values, hostname="h")["data_path"] == ""
 
 
 # nsqd, too, takes the lowest version for an empty one.

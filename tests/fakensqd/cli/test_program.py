@@ -15,7 +15,7 @@ from fakensqd.cli.flags import flags_of, options_of, parse, parse_duration
 from fakensqd.cli.program import run as run_here
 from gnsq.protocol import commands
 from tests.fakensqd.programs import FREE_PORTS, LIMIT, command, program, run, run_command
-from tests.fakensqd.wire import Client, consumer, request
+from tests.fakensqd.wire import Client, request
 from tests.helpers import run_program
 
 ROOT = Path(__file__).parents[3]
@@ -35,7 +35,6 @@ def configured(tmp_path_factory, tls_options):
         *["--verbose", "--sync-every=1", "--sync-every=2"],
     ]
     with program("nsqd", *arguments, listeners=3) as server:
-        server.data_path = path
         server.tcp, server.http = (f"127.0.0.1:{server.addresses[name].rpartition(':')[2]}" for name in ("TCP", "HTTP"))
         yield server
 
@@ -93,7 +92,6 @@ def test_help_prints_defaults_that_the_flags_accept(name, capsys):
     ("arguments", "text"),
     [
         (["--max-deflate-level=10"], "failed to instantiate nsqd - max_deflate_level 10 must be within 1 to 9"),
-        (["--data-path=none"], "failed to instantiate nsqd - failed to lock data-path: open none: no such file"),
         (["--config=none"], "failed to load config file none - [Errno 2] No such file or directory: 'none'"),
     ],
     ids=lambda value: str(value)[:20],
@@ -153,7 +151,7 @@ def test_flags_reach_the_server(configured, client_context):
 def test_ignored_flags_are_logged_once(configured):
     (warning,) = [line for line in configured.lines if b"WARNING" in line]
 
-    assert warning.endswith(b"flags that this emulator ignores: --verbose, --sync-every\n")
+    assert warning.endswith(b"flags that this emulator ignores: --verbose, --data-path, --sync-every\n")
 
 
 @pytest.mark.subprocess
@@ -166,52 +164,15 @@ def test_program_imports_only_the_modules_that_it_needs():
     assert not {*(f"fakensqd.{name}" for name in late), "gnsq.tls", "cryptography", "click", "requests"} & loaded
 
 
-def publish(server, body):
-    client = Client(server.addresses["TCP"])
-    client.send(commands.publish("t", body))
-    assert client.frame() == (0, b"OK")
-
-
-def fixed_ports(server, tmp_path):
-    tcp, http = server.addresses["TCP"], server.addresses["HTTP"]
-    return [f"--tcp-address={tcp}", f"--http-address={http}", f"--data-path={tmp_path}"]
-
-
-@pytest.mark.subprocess
-def test_messages_survive_a_stop_and_only_topics_a_kill(tmp_path):
-    with program("nsqd", *FREE_PORTS, f"--data-path={tmp_path}") as server:
-        consumer(server.addresses["TCP"], ready=0)
-        publish(server, b"kept")
-        assert server.stop(signal.SIGTERM) == 0
-        with program("nsqd", *fixed_ports(server, tmp_path)) as again:
-            assert again.addresses == server.addresses
-            assert consumer(again.addresses["TCP"]).frame()[1].endswith(b"kept")
-            assert again.stop(signal.SIGKILL) == -signal.SIGKILL
-            with program("nsqd", *fixed_ports(server, tmp_path)) as third:
-                (topic,) = request(third.addresses["HTTP"], "GET", "/stats?format=json")["topics"]
-                (channel,) = topic["channels"]
-                assert (topic["topic_name"], channel["channel_name"], channel["depth"]) == ("t", "c", 0)
-
-
-@pytest.mark.subprocess
-def test_second_nsqd_on_the_same_data_path_is_refused(configured):
-    result = run("nsqd", *FREE_PORTS, f"--data-path={configured.data_path}")
-
-    assert result.returncode == 1
-    text = f"failed to instantiate nsqd - failed to lock data-path: cannot flock directory {configured.data_path}"
-    assert f"FATAL: {text}" in result.stderr
-
-
 @pytest.mark.subprocess
 def test_address_without_a_port_is_a_unix_socket_in_the_current_directory(tmp_path):
-    arguments = ["--tcp-address=nsqd.sock", "--http-address=127.0.0.1:0", "--data-path=."]
+    arguments = ["--tcp-address=nsqd.sock", "--http-address=127.0.0.1:0"]
     with program("nsqd", *arguments, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}) as server:
         assert server.addresses["TCP"] == "./nsqd.sock"
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(tmp_path / "nsqd.sock"))
             sock.sendall(commands.MAGIC_V2 + commands.publish("t", b"x"))
             assert sock.recv(100).endswith(b"OK")
-        assert (tmp_path / "nsqd.dat").exists()
         assert server.stop(signal.SIGTERM) == 0
 
     assert not (tmp_path / "nsqd.sock").exists()

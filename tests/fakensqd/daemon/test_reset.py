@@ -102,14 +102,6 @@ def test_reset_tells_of_a_rule_that_never_acted(nsqd):
     assert nsqd.running
 
 
-def test_reset_forgets_the_topics_of_the_data_path(tmp_path):
-    with FakeNsqd(data_path=str(tmp_path)) as nsqd:
-        nsqd.publish("t", b"x")
-        nsqd.reset()
-    with FakeNsqd(data_path=str(tmp_path)) as nsqd:
-        assert nsqd.broker.topics == {}
-
-
 def test_reset_names_clients_that_wait_by_the_clock(nsqd, clock):
     clock.advance(3.0)
     timer = clock.call_later(60.0, print)

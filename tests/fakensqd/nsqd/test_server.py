@@ -2,6 +2,7 @@
 
 import gevent
 import pytest
+from gevent import socket
 
 from fakensqd import FakeAuthServer, FakeNsqd, Grant
 from gnsq.protocol import commands
@@ -152,3 +153,37 @@ def test_message_of_a_consumer_is_delivered_to_the_one_that_has_waited(nsqd):
 
     assert second.frame() == OK
     assert body_and_attempts(first.frame()) == (b"hello", 1)
+
+
+def test_client_connects_by_a_unix_socket(tmp_path):
+    path = str(tmp_path / "tcp.sock")
+    with FakeNsqd(tcp_address=path) as nsqd:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(path)
+            sock.sendall(commands.MAGIC_V2 + commands.publish("t", b"x"))
+            assert sock.recv(100).endswith(b"OK")
+            (session,) = nsqd.sessions
+            assert session.remote_address == "@"
+            info = request(nsqd.http_address, "GET", "/info")
+        assert (nsqd.tcp_address, info["tcp_port"]) == (path, -1)
+
+    assert nsqd.errors == []
+    assert Client.opened == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ephemeral_channel_drops_what_is_beyond_its_memory():
+    with FakeNsqd(mem_queue_size=2) as nsqd:
+        topic = nsqd.broker.ensure_topic("t")
+        kept, ephemeral = (topic.ensure_channel(name, 0.0) for name in ("c", "e#ephemeral"))
+        nsqd.publish("t", b"1", b"2", b"3", b"4")
+
+    assert (ephemeral.depth, kept.depth, kept.backend_depth) == (2, 4, 2)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_ephemeral_topic_without_memory_drops_all_messages(limit):
+    with FakeNsqd(mem_queue_size=limit) as nsqd:
+        nsqd.publish("t#ephemeral", b"x")
+
+        assert nsqd.depth("t#ephemeral") == 0
