@@ -45,7 +45,7 @@ def test_stats_are_those_of_nsqd(real_nsqd, topic):
         while client.stats(topic)["topics"][0]["channels"][0]["depth"] != 1:
             gevent.sleep(0.01)
 
-    status, document = gnsq_json("stats", topic, "--once", *options_of(real_nsqd))
+    status, document = gnsq_json("stats", topic, *options_of(real_nsqd))
 
     (expected,) = client.stats(topic)["topics"]
     (expected_channel,) = expected["channels"]

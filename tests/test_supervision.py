@@ -43,10 +43,8 @@ SLOWED = {"gnsq-change": on.http("/topic/pause"), "gnsq-inbox-close": on.command
 WITHOUT_ROW = {
     "call": "logs by itself what a function raises",
     "disconnect": "the receiver ends after it in any case",
-    "keys": "on a terminal; see stats",
     "output": "waits for a pipe only; each write notices its end, too",
     "spans": "never waits",
-    "stats": "the command itself waits for it and for keys, and raises its error",
 }
 
 

@@ -276,7 +276,7 @@ def _numbers(counts: Counts) -> str:
 def _list_topics(cluster: Cluster, stop: StopSignals) -> int:
     """Print the names of all topics, one in each line.
 
-    Also those that only nsqlookupd knows. Numbers: gnsq stats --once.
+    Also those that only nsqlookupd knows. Numbers: gnsq stats.
     """
     return _list(cluster, stop, None)
 
@@ -286,7 +286,7 @@ def _list_topics(cluster: Cluster, stop: StopSignals) -> int:
 def _list_channels(cluster: Cluster, stop: StopSignals, topic: str) -> int:
     """Print the names of TOPIC's channels, one in each line.
 
-    Also those that only nsqlookupd knows. Numbers: gnsq stats TOPIC --once.
+    Also those that only nsqlookupd knows. Numbers: gnsq stats TOPIC.
     """
     return _list(cluster, stop, topic)
 

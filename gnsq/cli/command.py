@@ -14,7 +14,6 @@ import click
 import gevent
 
 from gnsq.cli.cluster import CONNECTION_OPTIONS, given_settings, load_cluster, option_texts, origins
-from gnsq.cli.keys import restore_terminal
 from gnsq.cli.parameters import warn_of_unknown_variables
 from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQException
@@ -59,13 +58,12 @@ def program() -> Iterator[StopSignals]:
 
     So a signal that comes before the command begins its work, or after it, does not end the process in another way.
     """
-    with StopSignals(before_end=_restore_terminal) as stop:
+    with StopSignals(before_end=_show_cursor) as stop:
         yield stop
 
 
-def _restore_terminal() -> None:
-    """Show the cursor again, which rich hides while it shows progress, and let keys be shown."""
-    restore_terminal()
+def _show_cursor() -> None:
+    """Show the cursor again, which rich hides while it shows progress or a table."""
     if os.isatty(2):
         os.write(2, b"\x1b[?25h")
 

@@ -1,20 +1,23 @@
-"""Counts of messages with their rate, shown on stderr; and a limit of the rate."""
+"""Counts of messages with their rate, shown on stderr; a limit of the rate; and the terminal during a Ctrl-Z."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
+import gevent
 from gevent.event import Event
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from gnsq.cli.keys import handing_over
 from gnsq.texts import counted
 
-__all__ = ["Counter", "RateLimiter"]
+__all__ = ["Counter", "RateLimiter", "handing_over"]
 
 # Seconds between two updates on the terminal.
 UPDATE_INTERVAL = 0.2
@@ -98,3 +101,29 @@ class RateLimiter:
         self._due = due + messages / self._rate
         if due > now:
             self._interrupt.wait(due - now)
+
+
+@contextmanager
+def handing_over(leave: Callable[[], object], enter: Callable[[], object]) -> Iterator[None]:
+    """Give the terminal to the shell while Ctrl-Z stops the process, in a block.
+
+    Args:
+        leave: Called before the process is stopped.
+        enter: Called when it goes on, also after a stop that it could not see.
+    """
+
+    def suspend() -> None:
+        leave()
+        watchers[0].cancel()  # the signal gets its default action
+        signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
+        watchers[0] = gevent.signal_handler(signal.SIGTSTP, suspend)
+        enter()
+
+    watchers = []
+    if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:  # a shell without job control ignores it
+        watchers = [gevent.signal_handler(signal.SIGTSTP, suspend), gevent.signal_handler(signal.SIGCONT, enter)]
+    try:
+        yield
+    finally:
+        for watcher in watchers:
+            watcher.cancel()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import NoReturn
 
 import click
@@ -14,43 +17,39 @@ from rich.live import Live
 
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command, before_signal, until_signal
-from gnsq.cli.keys import pressed_keys, reading_keys
 from gnsq.cli.nodes import NodePoller
 from gnsq.cli.parameters import PAUSE
+from gnsq.cli.progress import handing_over
 from gnsq.cli.snapshot import Snapshot
-from gnsq.cli.table import SORT_KEYS, SORTS, History, StatsView, failures
+from gnsq.cli.table import SORTS, StatsView, failures
 from gnsq.cli.topics import CHANNEL, TOPIC
-from gnsq.concurrency.greenlets import spawn
 from gnsq.running import StopSignals
 
 __all__ = ["report", "stats"]
 
-DEFAULT_INTERVAL = 2.0
-# Seconds between two checks whether the terminal has another size.
-RESIZE_CHECK_INTERVAL = 0.25
 # Columns of a table that is not written to a terminal: nothing is left out or cut.
 FILE_WIDTH = 1000
 
 _EXAMPLES = """
     gnsq stats
-    gnsq stats orders --sort rate
-    gnsq stats --once --json
+    gnsq stats orders --watch 2s --sort rate
+    gnsq stats --json
 """
 _HELP = """Show topics and channels, summed over all nsqds: depth, messages in flight and deferred, rates, clients.
 
-On a terminal the table is live until Ctrl-C or the key q, and stays on the screen then. The last line shows the keys
-that sort it; the cursor keys, page up and page down scroll. A narrow terminal has fewer columns, and a line says which
-are left out. If stdout is no terminal, one table with all columns is printed, as with --once, and stderr says which
-servers did not answer, and why. TOPIC and CHANNEL limit it to one topic or channel. A topic's depth
-counts the messages that are in no channel yet. requeued and timed out count since the start of nsqd. finished/s
-includes messages that were deleted by emptying a channel. A rate is "-" if it is unknown, such as after a restart of
-nsqd.
+TOPIC and CHANNEL limit it to one topic or channel. stderr says which servers did not answer, and why. With --watch, the
+table is printed again and again until Ctrl-C, from the second time on with rates. A terminal shows as many rows as it
+has room for; at the end all of them stay. A narrow one has fewer columns, and a line says which are left out.
+
+A topic's depth counts the messages that are in no channel yet. requeued and timed out count since the start of nsqd.
+finished/s includes messages that were deleted by emptying a channel. A rate is "-" if it is unknown, such as after a
+restart of nsqd.
 
 The JSON of --json is one object:
 
 \b
   time      Unix time in seconds
-  seconds   time between the two polls for rates; null without rates
+  seconds   time between the two polls for rates; null without --watch
   topics    list: topic, depth, backend_depth, message_count, paused,
             publish_rate, channels, nsqds
     channels  list: channel, depth, backend_depth, message_count, paused,
@@ -65,7 +64,7 @@ The JSON of --json is one object:
 
 Rates are messages a second. A number that is unknown is null. "paused" is true if it is paused on any nsqd.
 
-Exit status: 1 if no nsqd could be reached, with --once.
+Exit status: 1 if no nsqd could be reached, without --watch.
 """
 
 
@@ -82,13 +81,12 @@ Exit status: 1 if no nsqd could be reached, with --once.
 )
 @click.option("--reverse", is_flag=True, help="Turn the order around.")
 @click.option(
-    "--interval",
+    "--watch",
     metavar="TIME",
     type=PAUSE,
-    help=f"Time between two polls. Default: {DEFAULT_INTERVAL:g}s. With --once: poll twice, for rates; default: once.",
+    help="Print the table again after each such time. With --json: print one object after it, with rates.",
 )
-@click.option("--once", is_flag=True, help="Print one table, and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--by-nsqd", is_flag=True, help="Show the numbers of each nsqd, too.")
 def stats(
     cluster: Cluster,
@@ -97,8 +95,7 @@ def stats(
     channel: str | None,
     sort: str,
     reverse: bool,
-    interval: float | None,
-    once: bool,
+    watch: float | None,
     as_json: bool,
     by_nsqd: bool,
 ) -> int:  # the text of --help is above
@@ -106,20 +103,19 @@ def stats(
     # The table shows failures of nsqlookupds.
     logging.getLogger("gnsq.discovery").setLevel(logging.ERROR)
     poller = NodePoller(cluster, topic, channel)
-    if not once and not as_json and console.is_terminal:
-        if (first := until_signal(stop, poller.poll)) is not None:
-            view = StatsView(first, sort, reverse, by_nsqd, History(), is_live=True)
-            until_signal(stop, _show, view, console, poller, interval or DEFAULT_INTERVAL)
+    table = functools.partial(StatsView, sort=sort, reverse=reverse, by_nsqd=by_nsqd)
+    if watch is not None and not as_json:
+        until_signal(stop, _watch, poller, functools.partial(table, has_failures=True), console, watch)
         return 0
-    snapshot = before_signal(stop, _poll_once, poller, interval)
+    snapshot = before_signal(stop, _poll, poller, watch)
     if as_json:
         click.echo(json.dumps(snapshot.document()))
     else:
-        console.print(StatsView(snapshot, sort, reverse, by_nsqd))
+        console.print(table(snapshot))
     return report(snapshot, topic, channel)
 
 
-def _poll_once(poller: NodePoller, interval: float | None) -> Snapshot:
+def _poll(poller: NodePoller, interval: float | None) -> Snapshot:
     """Poll once, or twice if rates are wanted."""
     snapshot = poller.poll()
     if interval is None or not snapshot.reached:
@@ -128,54 +124,22 @@ def _poll_once(poller: NodePoller, interval: float | None) -> Snapshot:
     return poller.poll()
 
 
-def _show(view: StatsView, console: Console, poller: NodePoller, interval: float) -> None:
-    """Poll and show the table until a key ends it, or for ever. At the end, also after a signal, leave it there."""
-    try:
-        with Live(console=console, auto_refresh=False, screen=True) as live, reading_keys(live) as view.has_keys:
-            running = [spawn("gnsq-stats", _update_loop, view, live, poller, interval, on_failure=None)]
-            if view.has_keys:
-                running.append(spawn("gnsq-keys", _obey_keys, view, live, on_failure=None))
-            try:
-                for each in gevent.iwait(running):
-                    if each.get():
-                        return
-            finally:
-                gevent.killall(running)
-    finally:
-        view.has_keys = False
-        console.print(view)
+def _watch(poller: NodePoller, table: Callable[[Snapshot], StatsView], console: Console, interval: float) -> NoReturn:
+    """Poll and print for ever, on a terminal over what was printed before."""
+    with ExitStack() as opened:
+        show: Callable[[StatsView], object] = console.print
+        if console.is_interactive:
+            live = opened.enter_context(Live(console=console, auto_refresh=False))
+            opened.enter_context(handing_over(live.stop, functools.partial(_resume, live)))
+            show = functools.partial(live.update, refresh=True)
+        while True:
+            show(table(poller.poll()))
+            gevent.sleep(interval)
 
 
-def _update_loop(view: StatsView, live: Live, poller: NodePoller, interval: float) -> NoReturn:
-    """Draw, and poll. Draw again if the terminal gets another size."""
-    while True:
-        assert view.history is not None  # it is a live view
-        view.history.add(view.snapshot)
-        size = live.console.size
-        live.update(view, refresh=True)
-        with gevent.Timeout(interval, False):
-            while True:
-                gevent.sleep(RESIZE_CHECK_INTERVAL)
-                if live.console.size != size:
-                    size = live.console.size
-                    live.update(view, refresh=True)
-        view.snapshot = poller.poll()
-
-
-def _obey_keys(view: StatsView, live: Live) -> bool:
-    """Do what keys say. Return True at the key that ends the command, and False if the terminal has ended."""
-    for key in pressed_keys():
-        if key == "q":
-            return True
-        if key == "r":
-            view.reverse = not view.reverse
-        view.sort = SORT_KEYS.get(key, view.sort)
-        page = view.page
-        moves = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -page, "b": -page, "page down": page, " ": page}
-        moves |= {"home": -view.first, "end": sys.maxsize}
-        view.first += moves.get(key, 0)
-        live.update(view, refresh=True)
-    return False
+def _resume(live: Live) -> None:
+    live.vertical_overflow = "ellipsis"  # stop() has let all rows be printed
+    live.start(refresh=True)
 
 
 def report(snapshot: Snapshot, topic: str | None, channel: str | None) -> int:

@@ -1,9 +1,7 @@
-"""Shows a snapshot as a table that fits the terminal: chooses columns, orders rows, and counts what is hidden."""
+"""Shows a snapshot as a table that fits the terminal: chooses columns, and orders rows."""
 
 from __future__ import annotations
 
-import sys
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,41 +15,11 @@ from gnsq.cli.nodes import short_address
 from gnsq.cli.snapshot import Counts, Node, NodeStats, Row, Snapshot
 from gnsq.texts import counted, printable
 
-__all__ = ["SORTS", "SORT_KEYS", "History", "StatsView", "failures"]
+__all__ = ["SORTS", "StatsView", "failures"]
 
-# Characters of a sparkline, and the number of polls that it shows.
-_BARS = "▁▂▃▄▅▆▇█"
-POLLS_SHOWN = 16
 # Characters of the first column that are shown even if other columns must be left out for them.
 _MIN_NAME = 20
 _GAP = 2
-
-
-class History:
-    """The depths of topics and channels at the last polls."""
-
-    def __init__(self) -> None:
-        self._depths: dict[tuple[str, str], deque[int]] = {}
-
-    def add(self, snapshot: Snapshot) -> None:
-        """Add the depths of a snapshot, and forget topics and channels that it does not have."""
-        rows = [row for topic in snapshot.topics for row in (topic, *topic.channels)]
-        before = self._depths
-        self._depths = {row.key: before.get(row.key, deque(maxlen=POLLS_SHOWN)) for row in rows}
-        for row in rows:
-            self._depths[row.key].append(row.counts["depth"])
-
-    def sparkline(self, key: tuple[str, str]) -> str:
-        """Draw the depths, the last one at the right; the highest bar is the maximum. Empty before the second poll.
-
-        A bar stands for at least one message: otherwise a depth that stays at 1 would look like a full queue.
-        """
-        depths = [max(depth, 0) for depth in self._depths.get(key, ())]
-        highest = max(depths, default=0)
-        if len(depths) < 2:
-            return ""
-        top = len(_BARS) - 1
-        return "".join(_BARS[depth * top // max(highest, top)] for depth in depths)
 
 
 # --- columns
@@ -74,11 +42,9 @@ class _Column:
 
 
 _NAME = "topic, channel"  # title of the first column
-_HISTORY = _Column("last depths", 3, "", "left")
 _PAUSED = _Column("paused", 9, "paused", "left")
 _COLUMNS = (
     _Column("depth", 10, "depth"),
-    _HISTORY,
     _Column("in flight", 7, "in_flight_count"),
     _Column("deferred", 4, "deferred_count"),
     _Column("requeued", 2, "requeue_count"),
@@ -89,7 +55,7 @@ _COLUMNS = (
     _Column("clients", 6, "client_count"),
     _PAUSED,
 )
-# Names of --sort, and the numbers of topics and channels by which they order. The key that chooses one is in SORT_KEYS.
+# Names of --sort, and the numbers of topics and channels by which they order.
 SORTS: Mapping[str, tuple[str, ...]] = {
     "name": (),
     "depth": ("depth",),
@@ -100,7 +66,6 @@ SORTS: Mapping[str, tuple[str, ...]] = {
     "rate": ("publish_rate", "finish_rate"),
     "clients": ("client_count",),
 }
-SORT_KEYS = dict(zip("ndieutpc", SORTS, strict=True))
 
 
 def _rate(value: float | None) -> str:
@@ -134,13 +99,10 @@ class _Line:
     name: str
     counts: Counts
     nsqds: int = 1
-    history: str = ""
     style: str = "dim"
 
     def cell(self, column: _Column) -> str:
         """Write the cell of a column."""
-        if column is _HISTORY:
-            return self.history.rjust(POLLS_SHOWN)
         if column is _PAUSED:
             paused: int = self.counts["paused"]
             return "" if not paused else "paused" if paused == self.nsqds else f"{paused} of {self.nsqds} paused"
@@ -152,64 +114,35 @@ class _Line:
         return "?" if number is None else f"{number:,}"
 
 
-@dataclass
+@dataclass(frozen=True)
 class StatsView:
-    """A snapshot as rich shows it. On a live screen, keys and polls change the view.
+    """A snapshot as rich shows it.
 
     Attributes:
         sort: A name of SORTS.
         by_nsqd: Show the numbers of each nsqd under their sum.
-        history: The last depths; None: do not show them.
-        is_live: Leave out rows that the screen is too low for, and show why servers fail: there is no other place.
-        has_keys: Show which keys there are.
-        first: Index of the first row that is shown then. Drawing makes it so low that the screen is filled.
-        page: Number of rows that were drawn last.
+        has_failures: Show why servers fail, too, above the table.
     """
 
     snapshot: Snapshot
     sort: str = "depth"
     reverse: bool = False
     by_nsqd: bool = False
-    history: History | None = None
-    is_live: bool = False
-    has_keys: bool = False
-    first: int = 0
-    page: int = 1
+    has_failures: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines, servers, visible = list(self._lines()), list(self._servers()), slice(None)
-        cells, name_width, left_out = self._cells(lines, options)
-        above = [self._summary()] if self.snapshot.reached else []
-        below = [Text(f"no room in {options.max_width} columns for: {left_out}", style="dim")] if left_out else []
-        keys = [self._keys()] if self.has_keys else []
-        if self.is_live:
-            servers, _ = _fitting(servers, max(console.height // 2 - 2, 1), console, options)
-            # Besides the rows: all other texts, the titles of the columns, an empty line, a line that the shell needs
-            # after the end, and which rows are shown.
-            _, used = _fitting([*above, *below, *servers, *keys], sys.maxsize, console, options)
-            room = max(console.height - used - (2 if keys else 3), 0)
-            room = room if room >= len(lines) else max(room - 1, 0)
-            self.page, self.first = max(room, 1), min(max(self.first, 0), max(len(lines) - room, 0))
-            visible = slice(self.first, self.first + room)
-        shown = len(lines[visible])
-        yield from above
-        if lines:
-            yield self._table(lines, cells, name_width, visible, options)
-        yield from below
-        if shown < len(lines):
-            why = "up and down scroll" if self.has_keys else "the screen is too low"
-            rows = f"rows {self.first + 1:,} to {self.first + shown:,}" if shown else "none"
-            yield Text(f"{rows} of {len(lines):,}: {why}", style="dim", no_wrap=True)
+        if self.snapshot.reached:
+            yield self._summary()
+        if self.has_failures:
+            yield from (Text(failure, style="red") for failure in failures(self.snapshot))
+        if lines := list(self._lines()):
+            cells, name_width, left_out = self._cells(lines, options)
+            yield self._table(lines, cells, name_width, options)
+            if left_out:
+                yield Text(f"no room in {options.max_width} columns for: {left_out}", style="dim")
         if self.snapshot.reached:
             yield Text()
-        yield from servers
-        yield from keys
-
-    def _keys(self) -> Text:
-        text = Text("q quit, r reverse, sort by: ", style="dim", end="")
-        for index, (key, sort) in enumerate(SORT_KEYS.items()):
-            text.append(", " if index else "").append(f"{key} {sort}", "bold not dim" if sort == self.sort else "")
-        return text
+        yield from self._servers()
 
     def _summary(self) -> Text:
         snapshot = self.snapshot
@@ -232,19 +165,16 @@ class StatsView:
                 yield from self._row_lines(channel, "  ", "")
 
     def _row_lines(self, row: Row, indent: str, style: str) -> Iterator[_Line]:
-        history = self.history.sparkline(row.key) if self.history is not None else ""
-        yield _Line(indent + printable(row.channel or row.topic), row.counts, len(row.by_nsqd), history, style)
+        yield _Line(indent + printable(row.channel or row.topic), row.counts, len(row.by_nsqd), style)
         for address, counts in sorted(row.by_nsqd.items()) if self.by_nsqd else ():
             yield _Line(f"{indent}  @ {short_address(address)}", counts)
 
     def _cells(self, lines: Sequence[_Line], options: ConsoleOptions) -> tuple[dict[_Column, list[str]], int, str]:
         """Return the cells of the columns that fit, the width of the names, and the titles of the other columns."""
         cells = {column: [line.cell(column) for line in lines] for column in _COLUMNS}
-        if self.history is None or options.ascii_only:
-            del cells[_HISTORY]
         if not any(cells[_PAUSED]):
             del cells[_PAUSED]
-        if self.snapshot.seconds is None and not self.is_live:
+        if self.snapshot.seconds is None:
             cells = {column: texts for column, texts in cells.items() if not column.key.endswith("_rate")}
         name_width = max(map(len, (_NAME, *(line.name for line in lines))))
         left_out: list[str] = []
@@ -257,27 +187,19 @@ class StatsView:
             del cells[min(cells, key=lambda column: column.rank)]
 
     def _table(
-        self,
-        lines: Sequence[_Line],
-        cells: dict[_Column, list[str]],
-        name_width: int,
-        visible: slice,
-        options: ConsoleOptions,
+        self, lines: Sequence[_Line], cells: dict[_Column, list[str]], name_width: int, options: ConsoleOptions
     ) -> Table:
-        """Make the table of some lines. Its columns are as wide as all lines need: scrolling does not move them."""
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="underline")
         # rich would make all columns narrower, but a part of a number is wrong.
         table.add_column(_NAME, no_wrap=True, overflow=_overflow(options), width=name_width)
         for column, texts in cells.items():
             table.add_column(column.title, no_wrap=True, justify=column.justify, width=_width(column, texts))
-        for line, *row in list(zip(lines, *cells.values(), strict=True))[visible]:
+        for line, *row in zip(lines, *cells.values(), strict=True):
             table.add_row(Text(line.name), *map(Text, row), style=line.style)
         return table
 
     def _servers(self) -> Iterator[Text]:
-        """Describe the nsqds and nsqlookupds, those with errors first."""
-        if self.is_live:
-            yield from (Text(failure, style="red") for failure in failures(self.snapshot))
+        """Describe the nsqds that have answered, those with errors first."""
         for node in sorted(self.snapshot.nodes, key=lambda node: (_is_healthy(node), node.address)):
             if node.same_as:
                 yield Text(
@@ -289,19 +211,6 @@ class StatsView:
 
 def _width(column: _Column, texts: list[str]) -> int:
     return max(map(len, (column.title, *texts)))
-
-
-def _fitting(servers: list[Text], limit: int, console: Console, options: ConsoleOptions) -> tuple[list[Text], int]:
-    """Return what fits into a number of lines of the screen, and how many of them it takes."""
-    used = 0
-    for index, server in enumerate(servers):
-        height = len(console.render_lines(server, options, pad=False))
-        if used + height + (index < len(servers) - 1) > limit:
-            left = counted(len(servers) - index, "more server")
-            rest = Text(f"{left}: the screen is too low", style="dim", no_wrap=True)
-            return [*servers[:index], rest], used + 1
-        used += height
-    return servers, used
 
 
 def failures(snapshot: Snapshot) -> Iterator[str]:

@@ -24,7 +24,7 @@ REQUIRED = {
     "requeue-dead": ["t", "--all", "--dry-run"],
     "tail": ["t"],
     "to-file": ["t", "-d", "."],
-    "stats": ["--once"],
+    "stats": ["--json"],
     "completion": ["bash"],
 }
 

@@ -19,8 +19,8 @@ from rich.console import Console
 
 from gnsq import NsqdHTTPClient
 from gnsq.cli.snapshot import Node, NodeStats, Snapshot, parse_stats, set_rates
-from gnsq.cli.table import History, StatsView
-from tests.cli.programs import servers_of
+from gnsq.cli.table import StatsView
+from tests.cli.programs import servers_of, signalled_when
 from tests.helpers import LIMIT, child, peer, refused_port
 
 
@@ -79,10 +79,10 @@ def test_document_has_the_keys_of_the_help(cluster, gnsq, gnsq_json):
     assert [key for key in (*topic, *channel, *node, *document) if key not in help_text] == []
 
 
-def test_rates_come_from_two_polls_if_an_interval_is_given(cluster, gnsq_json):
+def test_rates_of_json_come_from_two_polls_if_a_time_is_given(cluster, gnsq_json):
     lookupd = cluster.lookupds[0].http_address
     _, once = gnsq_json("stats", "--lookupd", lookupd)
-    _, twice = gnsq_json("stats", "--lookupd", lookupd, "--interval", 0.1)
+    _, twice = gnsq_json("stats", "--lookupd", lookupd, "--watch", 0.1)
 
     assert once["seconds"] is None
     assert channel_of(once, "orders", "archive")["finish_rate"] is None
@@ -165,61 +165,48 @@ def test_signal_before_the_end_gives_its_status(gnsq):
         gevent.sleep(60)
 
     with peer(interrupt) as address:
-        result = gnsq("stats", "--nsqd", "127.0.0.1:4150", "--nsqd-http", address, "--once")
+        result = gnsq("stats", "--nsqd", "127.0.0.1:4150", "--nsqd-http", address)
 
     assert result.exit_code == 130
     assert result.stdout == ""
 
 
-@pytest.mark.subprocess
-def test_table_is_live_on_a_terminal_until_a_signal(fakensqd):
+def test_watched_table_is_printed_again_with_rates_until_a_signal(fakensqd, gnsq):
     fakensqd.publish("orders", b"1")
-    terminal, output = pty.openpty()
-    nsqd = ["--nsqd", fakensqd.tcp_address, "--nsqd-http", fakensqd.http_address]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150", "LINES": "20"}
-    command = [sys.executable, "-m", "gnsq", "stats", *nsqd, "--interval", "0.1"]
+    port = refused_port()
 
-    with child(*command, stdout=output, env=environment, limit=20) as process:
-        os.close(output)
-        seen = b""
-        while "▂▂".encode() not in seen:  # two polls; at the end of the limit the terminal is closed
-            seen += os.read(terminal, 4096)
-        process.send_signal(signal.SIGINT)
-        status = process.wait(10)
+    with signalled_when(lambda: len(fakensqd.transcript.select("http", name="GET /stats")) > 2, signal.SIGINT):
+        result = gnsq("stats", *servers_of(fakensqd), "--nsqd-http", f"127.0.0.1:{port}", "--watch", "0.1")
 
-    os.close(terminal)
-    assert status == 0
-    assert b"orders" in seen
+    first, second, *_ = result.stdout.split("1 topic, ")[1:]
+    assert result.exit_code == 0
+    assert ("published/s" in first, "published/s" in second) == (False, True)
+    assert f"nsqd 127.0.0.1:{port}: no response: can't connect: Connection refused" in second
 
 
 @pytest.fixture
-def screen(fakensqd, request):
-    """Start the live table on a terminal of 12 rows; press keys, and wait for what is seen."""
+def screen(fakensqd):
+    """Start the watched table in a shell with job control, on a terminal of 12 rows."""
     for number in range(30):
         fakensqd.publish(f"t{number:02}", b"1")
     terminal, inner = pty.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 12, 150, 0, 0))
-    command = [sys.executable, "-m", "gnsq", "stats", *servers_of(fakensqd), "--sort", "name", "--interval", "60"]
+    table = [sys.executable, "-m", "gnsq", "stats", *servers_of(fakensqd), "--sort", "name", "--watch", "0.1"]
     # A session's leader gets the first terminal that it opens as its own.
     opening = ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(inner)]
-    if getattr(request, "param", "") == "shell":
-        # With job control, and without one that changes the terminal itself.
-        command = ["sh", "-i", "-c", f"set -m; {shlex.join(command)}; echo SHELL; read line; fg; :"]
-
+    # With job control, and without one that changes the terminal itself.
+    command = ["sh", "-i", "-c", f"set -m; {shlex.join(table)}; echo SHELL; read line; fg; echo STATUS $?"]
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
 
-    with child(*opening, *command, env={**environment, "TERM": "xterm"}, limit=20) as process:
-        yield Screen(terminal, inner, process)
+    with child(*opening, *command, env={**environment, "TERM": "xterm"}, limit=20):
+        yield Screen(terminal)
     os.close(terminal)
     os.close(inner)
 
 
 class Screen:
-    def __init__(self, terminal, inner, process):
-        self.process = process
-        self.before = termios.tcgetattr(inner)
+    def __init__(self, terminal):
         self._terminal = terminal
-        self._inner = inner
 
     def wait_for(self, *texts):
         """Read until all texts have come."""
@@ -229,66 +216,23 @@ class Screen:
             seen += os.read(self._terminal, 4096)
         return seen
 
-    def after_the_end(self):
-        """Wait for the end of the program, and return what it has written after it left its screen."""
-        assert self.process.wait(10) == 0
-        seen = b""
-        while select.select([self._terminal], [], [], 0)[0]:
-            seen += os.read(self._terminal, 4096)
-        return seen.rpartition(b"\x1b[?1049l")[2]
-
     def press(self, keys):
         os.write(self._terminal, keys)
 
-    def mode(self):
-        return termios.tcgetattr(self._inner)
-
 
 @pytest.mark.subprocess
-def test_keys_scroll_and_sort_and_q_leaves_the_table_on_the_screen(screen):
-    screen.wait_for(b"t00", b"rows 1 to 6 of 30", b"q quit")
-    screen.press(b"\x1b[B")
-    screen.wait_for(b"rows 2 to 7 of 30: up and down scroll")
-    screen.press(b"\x1b[6~")
-    screen.wait_for(b"rows 8 to 13 of 30")
-    screen.press(b"r")
-    screen.wait_for(b"t22", b"rows 8 to 13 of 30")
-    screen.press(b"G\x1b[Fq")
-    last = screen.after_the_end()
-
-    assert (b"t00" in last, b"rows 25 to 30 of 30" in last, b"q quit" in last) == (True, True, False)
-    assert screen.mode() == screen.before
-
-
-@pytest.mark.subprocess
-def test_signal_leaves_the_table_on_the_screen_and_restores_the_terminal(screen):
-    screen.wait_for(b"t00", b"q quit")
-    was_changed = screen.mode() != screen.before
-
-    screen.press(b"\x03")
-    last = screen.after_the_end()
-
-    assert was_changed
-    assert b"rows 1 to 6 of 30" in last
-    assert screen.mode() == screen.before
-
-
-@pytest.mark.subprocess
-@pytest.mark.parametrize("screen", ["shell"], indirect=True)
-def test_stopped_by_ctrl_z_the_shell_gets_the_terminal_and_fg_gives_it_back(screen):
-    screen.wait_for(b"q quit")
+def test_ctrl_z_gives_the_shell_the_terminal_and_after_the_end_the_whole_table_stays(screen):
+    first = screen.wait_for(b"published/s", b"...")
 
     screen.press(b"\x1a")
-    screen.wait_for(b"\x1b[?1049l", b"SHELL\r\n")
-    assert screen.mode() == screen.before
-
+    screen.wait_for(b"t29", b"\x1b[?25h", b"SHELL\r\n")  # the cursor is shown again
     screen.press(b"\n")
-    screen.wait_for(b"\x1b[?1049h", b"q quit")
-    assert screen.mode() != screen.before
+    screen.wait_for(b"\x1b[?25l", b"...")
+    screen.press(b"\x03")
+    screen.wait_for(b"t29", b"\x1b[?25h", b"STATUS 0\r\n")
 
-    screen.press(b"q")
-    assert b"rows 1 to 6 of 30" in screen.after_the_end()
-    assert screen.mode() == screen.before
+    assert b"t00" in first
+    assert b"t29" not in first
 
 
 # --- rates
@@ -380,20 +324,18 @@ def test_clients_are_counted_if_the_server_has_no_count():
 # --- the table
 
 
-def snapshot(*names, depth=0, errors=()):
-    """Make a snapshot of topics with one channel c each; their depths rise from depth on."""
-    numbers = list(enumerate(names, depth))
+def snapshot(*names):
+    """Make a snapshot of topics with one channel c each; their depths rise from 0 on."""
     topics = [
         {"topic_name": name, "channels": [{"channel_name": "c", "depth": 10 * number, "clients": []}], "depth": number}
-        for number, name in numbers
+        for number, name in enumerate(names)
     ]
-    nodes = [Node("http://127.0.0.1:4151/", parse_stats({"version": "1.3.0", "health": "OK", "topics": topics}))]
-    nodes += [Node(f"http://10.0.0.{index}:4151/", error=error) for index, error in enumerate(errors)]
-    return Snapshot(tuple(nodes), {}, 0.0, None)
+    node = Node("http://127.0.0.1:4151/", parse_stats({"version": "1.3.0", "health": "OK", "topics": topics}))
+    return Snapshot((node,), {}, 0.0, None)
 
 
-def shown(view, width=200, height=None):
-    console = Console(width=width, height=height, record=True, force_terminal=True, file=io.StringIO())
+def shown(view, width=200):
+    console = Console(width=width, record=True, force_terminal=True, file=io.StringIO())
     console.print(view)
     return console.export_text().splitlines()
 
@@ -426,7 +368,8 @@ def test_topics_are_in_order(sort, reverse, expected):
     ],
 )
 def test_narrow_terminal_has_fewer_columns_and_says_which_are_left_out(width, titles):
-    lines = shown(StatsView(snapshot("a-topic-with-a-long-name"), is_live=True), width, height=40)
+    with_rates = dataclasses.replace(snapshot("a-topic-with-a-long-name"), seconds=1.0)
+    lines = shown(StatsView(with_rates), width)
 
     [index] = [index for index, line in enumerate(lines) if line.startswith("topic, c")]
     assert all(len(line) <= width for line in lines)
@@ -453,75 +396,11 @@ def test_table_without_rates_has_no_columns_for_them():
     assert "/s" not in "".join(shown(StatsView(snapshot("t")), 140))
 
 
-def test_low_screen_counts_the_rows_that_it_hides():
-    view = StatsView(snapshot(*(f"t{number}" for number in range(20))), is_live=True)
-
-    lines = shown(view, height=12)
-
-    rows = [line for line in lines if line.startswith(("t1", "  c", "t2", "t3"))]
-    assert len(lines) <= 12
-    assert f"rows 1 to {len(rows)} of 40: the screen is too low" in [line.strip() for line in lines]
-
-
-def test_scrolled_screen_shows_other_rows_and_is_always_filled():
-    view = StatsView(snapshot(*(f"t{number:02}" for number in range(20))), "name", is_live=True)
-    first = shown(view, height=12)
-
-    view.first = 10
-    second = shown(view, height=12)
-    view.first = 1000
-    last = shown(view, height=12)
-
-    assert (first[2][:3], second[2][:3]) == ("t00", "t05")
-    assert f"rows {41 - view.page} to 40 of 40: the screen is too low" in [line.strip() for line in last]
-    assert len(first) == len(second) == len(last)
-
-
-def test_keys_are_shown_below_the_servers():
-    view = StatsView(snapshot("orders"), "rate", is_live=True, has_keys=True)
-
-    assert shown(view, height=20)[-1].startswith("q quit, r reverse, sort by: n name, d depth, ")
-    assert len(shown(dataclasses.replace(view, snapshot=snapshot(*map(str, range(50)))), height=20)) == 20
-
-
-def test_reasons_of_many_servers_leave_room_for_rows():
-    view = StatsView(snapshot("orders", errors=["timed out"] * 30), is_live=True)
-
-    lines = [line.strip() for line in shown(view, height=20)]
-
-    assert len(lines) <= 20
-    assert lines[2].startswith("orders")
-    assert any(line.endswith("more servers: the screen is too low") for line in lines)
-
-
-def test_sparkline_shows_the_last_depths():
-    history = History()
-    for depth in (0, 4, 8):
-        history.add(snapshot("orders", depth=depth))
-
-    assert history.sparkline(("orders", "")) == "▁▄█"
-    assert history.sparkline(("gone", "")) == ""
-    assert any("▁▄█" in line for line in shown(StatsView(snapshot("orders"), history=history)))
-
-
-@pytest.mark.parametrize(("depth", "bars"), [(-(2**63), "▁▁"), (0, "▁▁"), (1, "▂▂"), (7, "██"), (2**63 - 1, "██")])
-def test_bar_stands_for_one_message_or_more(depth, bars):
-    history = History()
-    counts = parse_stats({"topics": [{"topic_name": "t", "depth": depth}]})
-    for _ in range(2):
-        history.add(Snapshot((Node("http://127.0.0.1:4151/", counts),), {}, 0.0, None))
-
-    assert history.sparkline(("t", "")) == bars
-
-
 def test_ascii_terminal_gets_only_ascii():
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     console = Console(width=40, force_terminal=True, color_system=None, file=output)
-    history = History()
-    history.add(snapshot("a-topic-with-a-long-name"))
-    history.add(snapshot("a-topic-with-a-long-name"))
 
-    console.print(StatsView(snapshot("a-topic-with-a-long-name"), history=history))
+    console.print(StatsView(snapshot("a-topic-with-a-long-name")))
 
     output.flush()
     assert output.buffer.getvalue().decode("ascii").splitlines()[3].split() == ["a-topic-with-a-long-", "0"]

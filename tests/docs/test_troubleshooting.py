@@ -63,7 +63,7 @@ def channel_is_paused(fakensqd):
         wait_until(lambda: fakensqd.transcript.finished() == 2)
         gnsq(fakensqd, "channel", "pause", "orders", "billing")
         fakensqd.publish("orders", b"3", b"4")
-        return gnsq(fakensqd, "stats", "orders", "--once", COLUMNS="200").output
+        return gnsq(fakensqd, "stats", "orders", COLUMNS="200").output
 
 
 def address_is_unknown_here(fakelookupd, logged):
@@ -92,7 +92,7 @@ def consumer_was_killed(fakensqd):
     wait_until(lambda: fakensqd.depth("orders", "billing") == 0)
     client.close_stream()
     wait_until(lambda: not channel_stats(fakensqd, "orders", "billing")["client_count"])
-    return gnsq(fakensqd, "stats", "orders", "--once", COLUMNS="200").output
+    return gnsq(fakensqd, "stats", "orders", COLUMNS="200").output
 
 
 def handler_is_too_slow(logged):
@@ -113,7 +113,7 @@ def handler_is_too_slow(logged):
             wait_until(nsqd.transcript.finished)
             logged("E_FIN_FAILED")
             logged("its handler has run for")
-            return gnsq(nsqd, "stats", "orders", "--once", COLUMNS="200").output
+            return gnsq(nsqd, "stats", "orders", COLUMNS="200").output
 
 
 def message_fails_always(fakensqd, logged):
@@ -182,7 +182,7 @@ def nobody_consumes(fakensqd):
     fakensqd.publish("orders", *[b"%d" % number for number in range(2500)])
     with consuming(fakensqd, max_in_flight=100):
         wait_until(lambda: fakensqd.transcript.finished() == 2500)
-        return gnsq(fakensqd, "stats", "orders", "--once", COLUMNS="200").output
+        return gnsq(fakensqd, "stats", "orders", COLUMNS="200").output
 
 
 def handler_outlives_the_program(fakensqd):
