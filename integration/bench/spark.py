@@ -37,6 +37,7 @@ from gnsq.spark import register
 from gnsq.spark.datasource import COLUMNS
 from gnsq.spark.pipeline.session import open_session
 from gnsq.spark.spool.segments import SCHEMA
+from gnsq.spark.spool.spool import Spool
 from integration.bench.figures import RATE, Figure, Results
 from integration.bench.servers import Nsqd
 
@@ -274,13 +275,20 @@ def _resident(pid: int) -> int:
 def measure(results: Results, nsqd: Nsqd) -> None:
     """Measure everything."""
     print(f"spark, local[2], {COUNT:,} messages", flush=True)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        open_session("bench", settings={"spark.master": "local[2]"}, log=Path(folder) / "spark.log") as spark,
-    ):
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            _measure(results, nsqd, Path(folder))
+        finally:
+            # The processes of sources that were stopped still write there.
+            for owner in Path(folder).rglob("owner.json"):
+                Spool(str(owner.parent)).wait_for_end()
+
+
+def _measure(results: Results, nsqd: Nsqd, folder: Path) -> None:
+    with open_session("bench", settings={"spark.master": "local[2]"}, log=folder / "spark.log") as spark:
         register(spark)
         spark.dataSource.register(Synthetic)
-        bench = Bench(spark, nsqd, Path(folder), results)
+        bench = Bench(spark, nsqd, folder, results)
         measure_throughput(bench)
         measure_batch_writer(bench)
         measure_micro_batch(bench)

@@ -68,7 +68,9 @@ from gnsq.spark.pipeline.status import (
     summary_lines,
 )
 from gnsq.spark.spool.index import SegmentIndex
+from gnsq.spark.spool.ownership import END_TIMEOUT
 from gnsq.spark.spool.spool import Spool
+from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
 if TYPE_CHECKING:
@@ -652,6 +654,7 @@ def run_queries(
             if view is None:
                 report(batch_line(record))
 
+        stack.callback(_wait_for_sources, settings)  # after Spark has ended
         if settings.metrics_address:
             report(f"metrics are at {stack.enter_context(_serving(settings.metrics_address, records))}")
         while_starting(True)
@@ -684,6 +687,21 @@ def run_queries(
         if finished and once:
             job.check_drained()
         return summary
+
+
+def _wait_for_sources(settings: JobSettings) -> None:
+    """Wait until the processes of all sources have ended, so that the job's directories may be moved or deleted."""
+    deadline = time.monotonic() + END_TIMEOUT
+    for query in settings.queries:
+        try:
+            if not Spool(query.spool).wait_for_end(max(0.0, deadline - time.monotonic())):
+                logger.warning(
+                    "query %s: its source still writes to the spool %s after %g s: move or delete nothing there before "
+                    "the process whose number is in owner.json has ended",
+                    *(query.name, redact_uri(query.spool), END_TIMEOUT),
+                )
+        except OSError as error:
+            logger.warning("query %s: whether its source has ended is not known: %s", query.name, error)
 
 
 def _serving(address: str, records: Callable[[], list[QueryStatus]]) -> AbstractContextManager[str]:

@@ -304,7 +304,7 @@ def _stop(spark: SparkSession, log: Path | None, *, has_queries: bool) -> None:
         if gateway is None or process is None:
             return  # spark-submit's
         # pyspark would let the JVM end by itself, some time after this process. End the JVM here, so that its files and
-        # ports are free when this function returns.
+        # ports are free when this function returns. The processes of sources may still write: the job waits for them.
         gateway.shutdown()
         process.stdin.close()
         try:

@@ -144,7 +144,8 @@ class Receiver:
         self._writing: Sequence[Message] = ()
         self._writing_size = 0
         self._accepted = 0
-        self._closing = False
+        self._closing = self._is_starting = False
+        self._has_started = Event()
         # The greenlet that waits until close() has closed all connections.
         self._disconnecting: gevent.Greenlet | None = None
         # True after close() has stopped the writes: what still arrives is requeued.
@@ -171,11 +172,22 @@ class Receiver:
             OSError: If the spool can't be written or listed.
             SpoolInUse: If the spool belongs to a query that reads something else.
         """
+        self._is_starting = True
+        try:
+            self._open()
+        finally:
+            self._has_started.set()
+
+    def _open(self) -> None:
         try:
             self._writer = self._io_thread.call(self._open_writer)
         except (OSError, NSQException):
             self._io_thread.close()
             raise
+        if self._closing:
+            self._close_writer()
+            self._io_thread.close()
+            return
         if self._spool_size.is_full:
             self._pause_for_size()
         name = f"gnsq-spool-{self.options.source}"
@@ -195,9 +207,13 @@ class Receiver:
         receiver, which may be the next one to stop. After WRITE_TIMEOUT, or if writes fail, messages that are not
         durable are requeued (REQ 0).
         """
-        if self._closing or self._write_greenlet is None:
+        if self._closing or not self._is_starting:
             return
         self._closing = True
+        # A start makes directories, which nothing may do after this.
+        self.is_stuck = not self._has_started.wait(WRITE_TIMEOUT)
+        if self._write_greenlet is None:
+            return
         self._disconnecting = spawn(
             "gnsq-disconnect", self.subscriptions.close, on_failure="some connections are still open"
         )

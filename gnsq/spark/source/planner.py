@@ -34,7 +34,7 @@ from gnsq.spark.source.channel import ChannelMonitor
 from gnsq.spark.source.drain import DepthSample, Drain, DrainResult, EmptyBatchTrigger, Outcome
 from gnsq.spark.spool.index import Totals
 from gnsq.spark.spool.listing import SpoolListing
-from gnsq.spark.spool.ownership import SpoolLock
+from gnsq.spark.spool.ownership import END_TIMEOUT, SpoolLock
 from gnsq.spark.spool.spool import Spool
 from gnsq.texts import counted
 
@@ -57,8 +57,6 @@ LISTING_PAUSE = 10.0
 DRAIN_LISTING_INTERVAL, GATHER_SECONDS = 0.1, 2.0
 
 
-# Seconds to wait for the spool's lock. A planner that ends releases it first, so a restarted query waits briefly.
-LOCK_TIMEOUT = 3.0
 # Seconds between checks that no other run has taken the spool.
 OWNER_CHECK_INTERVAL = 5.0
 
@@ -126,7 +124,7 @@ class Planner:
             return
         options = self._options
         try:
-            self._lock = self.spool.lock(options.spool_owner, options.source, LOCK_TIMEOUT)
+            self._lock = self.spool.lock(options.spool_owner, options.source, END_TIMEOUT)
             self._checked_at = time.monotonic()
             self.spool.remove_leftovers()
             self._hub = HubThread("gnsq-spark-receiver")
@@ -146,22 +144,23 @@ class Planner:
             raise
 
     def stop(self) -> None:
-        """Shut down: release the spool, requeue messages that are not in it, disconnect.
+        """Shut down: write what is received, or requeue it, disconnect, and release the spool.
 
         May be called from a signal handler, and twice.
         """
-        # Release the lock first, so that the query can start again at once. A receiver's own directory needs no lock.
         lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.release()
         hub, self._hub = self._hub, None
-        if hub is None:
-            return
-        if self.receiver is not None:
-            hub.call(self.receiver.close)
-        if self._monitor is not None:
-            self._monitor.close()
-        hub.stop()
+        try:
+            if hub is not None:
+                if self.receiver is not None:
+                    hub.call(self.receiver.close)
+                if self._monitor is not None:
+                    self._monitor.close()
+                hub.stop()
+        finally:
+            # Last: who has the lock, or sees that nobody has it, relies on it that nothing is written any more.
+            if lock is not None:
+                lock.release()
 
     def _start_receiver(self) -> None:
         options = dataclasses.replace(self._options, max_spool_bytes=self._limit)

@@ -9,15 +9,19 @@ import os
 import socket
 import time
 import uuid
+from pathlib import Path
 from typing import IO
 
 from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.offsets import may_follow
 from gnsq.spark.spool.storage import LocalStore, Store
 
-__all__ = ["SpoolLock", "read_owner", "try_lock", "wait_for_lock", "write_text"]
+__all__ = ["END_TIMEOUT", "SpoolLock", "read_owner", "try_lock", "wait_for_end", "wait_for_lock", "write_text"]
 
 logger = logging.getLogger(__name__)
+
+# Seconds that a query that was stopped may take until it has written what it has received. Mostly it takes less than 1.
+END_TIMEOUT = 20.0
 
 _OWNER = "owner.json"
 
@@ -93,6 +97,35 @@ class SpoolLock:
                     f"{self._subject} belongs to {name} {before!r}, not to {value!r}: give this query a spool of "
                     "its own, or delete the spool if nothing in it is needed"
                 )
+
+
+def wait_for_end(store: Store, timeout: float) -> bool:
+    """Wait until the query that owns a spool has ended, and writes no more; False if that takes more than timeout
+    seconds. Spark's stop() of a query only sends a signal to the process of its source."""
+    deadline = time.monotonic() + timeout
+    while _is_owned(store):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _is_owned(store: Store) -> bool:
+    if isinstance(store, LocalStore):
+        try:
+            with open(store.root / _OWNER, encoding="utf-8") as file:
+                return not try_lock(file, fcntl.LOCK_SH)
+        except FileNotFoundError:
+            return False
+    owner = read_owner(store)
+    if owner.get("host") != socket.gethostname() or owner.get("pid") == os.getpid():
+        return False
+    try:
+        # After the name of the program, which may have blanks.
+        state = Path(f"/proc/{owner.get('pid')}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
 
 
 def try_lock(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:

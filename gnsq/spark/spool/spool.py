@@ -24,7 +24,7 @@ from gnsq.localfiles import PRIVATE
 from gnsq.spark.errors import SegmentCorrupt, SpoolIncomplete, SpoolInUse
 from gnsq.spark.offsets import Segment, Vector, may_follow
 from gnsq.spark.spool.listing import CLOSED, CORRUPT, SpoolListing
-from gnsq.spark.spool.ownership import SpoolLock, read_owner
+from gnsq.spark.spool.ownership import END_TIMEOUT, SpoolLock, read_owner, wait_for_end
 from gnsq.spark.spool.segments import decode_segment, encode_segment
 from gnsq.spark.spool.storage import LocalStore, Store, open_store
 from gnsq.spark.uris import redact_uri
@@ -98,6 +98,11 @@ class Spool:
         claim = {"owner": redact_uri(owner), "source": source}
         with self._with_hint():
             return SpoolLock(self._store, self.location, claim, timeout)
+
+    def wait_for_end(self, timeout: float = END_TIMEOUT) -> bool:
+        """Wait until the query that owns the spool has ended, and writes no more. False if not in time."""
+        with self._with_hint():
+            return wait_for_end(self._store, timeout)
 
     def check_source(self, source: str) -> None:
         """Check that a receiver of this source may write to the spool. If no query owns the spool, any may.

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import gevent
 import pyarrow as pa
 import pytest
 
@@ -310,6 +311,28 @@ Connected.__module__ = "pyspark.sql.connect.session"
 def test_session_that_is_not_classic_is_refused(settings, given, words):
     with pytest.raises(JobFailed, match=words):
         run(given, settings)
+
+
+def test_job_waits_until_its_sources_have_ended(settings_of, hub):
+    settings = settings_of(*RAW)
+    spool = Spool(settings.queries[0].spool)
+    source = spool.lock("", "clicks/archive")
+    hub.call(lambda: gevent.spawn_later(0.1, source.release))
+
+    job_module._wait_for_sources(settings)
+
+    assert spool.wait_for_end(timeout=0)
+
+
+def test_source_that_does_not_end_is_told(settings_of, monkeypatch, caplog):
+    monkeypatch.setattr(job_module, "END_TIMEOUT", 0.0)
+    settings = settings_of(*RAW)
+    source = Spool(settings.queries[0].spool).lock("", "clicks/archive")
+
+    job_module._wait_for_sources(settings)
+
+    assert f"still writes to the spool {settings.queries[0].spool} after 0 s: move or delete nothing" in caplog.text
+    source.release()
 
 
 @pytest.mark.spark

@@ -1,5 +1,6 @@
 import gc
 import logging
+import threading
 import time
 
 import gevent
@@ -63,6 +64,24 @@ def test_large_messages_wait_at_nsqd_and_not_in_memory(fakensqd, receive, disk):
     disk.repair()
     wait_for(lambda: receiver.rows == 320)
     assert is_empty(fakensqd, "clicks", "archive")
+
+
+def test_nothing_is_made_after_the_close_during_a_start(fakensqd, spool, hub, disk, tmp_path, make):
+    disk.hold("spool")
+    receiver = make()
+    starting = threading.Thread(target=hub.call, args=[receiver.start])
+    starting.start()
+    assert disk.was_reached.wait(20)
+
+    closing = threading.Thread(target=hub.call, args=[receiver.close])
+    closing.start()
+    wait_for(lambda: receiver.is_closing)
+    disk.repair()
+    closing.join(20)
+
+    assert list((tmp_path / "spool").iterdir()) == []
+    starting.join(20)
+    assert not receiver.is_started
 
 
 def test_close_writes_and_finishes_buffered_messages(fakensqd, spool, hub, receive):

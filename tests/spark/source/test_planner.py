@@ -78,6 +78,24 @@ def test_idle_stream_returns_start(planner):
     assert planner().latest({"gone": 3}) == {"gone": 3}
 
 
+def test_spool_is_released_after_the_last_write(fakensqd, planner, spool, disk):
+    disk.hold(".arrow")
+    publish(fakensqd, "clicks", numbered(10))
+    running = planner()
+    stopping = threading.Thread(target=running.stop)
+    assert disk.was_reached.wait(20)
+
+    stopping.start()
+    wait_for(lambda: running.receiver.is_closing)
+    assert not spool.wait_for_end(timeout=0)
+    disk.repair()
+    stopping.join(20)
+
+    assert spool.wait_for_end(timeout=0)
+    assert sorted(bodies_of(spool)) == numbered(10)
+    assert len(spool.listing().closed) == 1
+
+
 def test_segments_are_no_larger_than_a_batch_may_be(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(500))
 

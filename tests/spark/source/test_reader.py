@@ -247,7 +247,7 @@ def test_stream_reader_pickles_without_its_planner(fakensqd, reader, spool):
 
 
 def test_second_query_is_refused(reader, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.source.planner.LOCK_TIMEOUT", 0.0)
+    monkeypatch.setattr("gnsq.spark.source.planner.END_TIMEOUT", 0.0)
     first, second = reader(), reader()
     first.latestOffset(first.initialOffset(), LIMIT)
 

@@ -1,12 +1,15 @@
 import json
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from gnsq.spark.errors import SpoolInUse
+from gnsq.spark.spool.ownership import wait_for_end
 from gnsq.spark.spool.spool import Spool
+from gnsq.spark.spool.storage import open_store
 from tests.helpers import child
 
 
@@ -84,10 +87,40 @@ def test_lock_dies_with_its_process(spool, root):
         assert process.stdout.readline() == "held\n"
         with pytest.raises(SpoolInUse):
             spool.lock("", "clicks/archive", timeout=0)
+        assert not spool.wait_for_end(timeout=0)
         process.kill()
-        process.wait(10)
 
+        assert spool.wait_for_end()
     spool.lock("", "clicks/archive").release()
+
+
+def test_spool_without_an_owner_is_not_waited_for_and_not_made(spool, tmp_path):
+    assert spool.wait_for_end()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.subprocess
+def test_owner_on_an_object_store_has_ended_with_its_process():
+    store = open_store("mock:///spool")
+    store.make_directory("")
+    with child("sleep", "60") as process:
+        owner = {"host": socket.gethostname(), "pid": process.pid}
+        store.put("owner.json", json.dumps(owner).encode())
+
+        assert not wait_for_end(store, 0)
+        process.kill()  # a zombie, until it is waited for
+        assert wait_for_end(store, 20)
+    assert wait_for_end(store, 0)
+
+
+@pytest.mark.parametrize("owner", [{"host": "elsewhere", "pid": 1}, {"pid": 1}, {}], ids=["host", "no host", "nothing"])
+def test_owner_on_an_object_store_that_is_no_process_here_is_not_waited_for(owner):
+    store = open_store("mock:///spool")
+    store.make_directory("")
+    store.put("owner.json", json.dumps(owner).encode())
+
+    assert wait_for_end(store, 0)
 
 
 def test_owner_on_an_object_store_is_compared_by_name():
