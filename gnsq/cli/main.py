@@ -32,10 +32,7 @@ gnsq help connection shows how each command finds its servers.
 Exit status: 0 done, or stopped if the command runs until it is stopped; 1 failed, with the reason on stderr; 2 wrong
 options or settings; 130 or 143 stopped by Ctrl-C or SIGTERM before the end, or ended at once by a second one.
 """
-_COMPLETION_HELP = """Print the script that lets a shell complete commands, options, and names of topics and channels.
-
-The names come from the servers of the connection options on the line, of the environment, or of ~/.config/gnsq.toml.
-Those that have not answered after 2 seconds are left out.
+_COMPLETION_HELP = """Print the script that lets a shell complete commands and options.
 
 \b
 bash 4.4 or later, in ~/.bashrc:
