@@ -5,8 +5,10 @@ what the first queries need. So one worker runs all their files, and the others 
 when it has finished its own. Its files take longest, so the others leave it the processor. Tests that start a Spark of
 their own, as all in integration/ do, are the longest others, and all workers begin with them. Files with much text, or
 with many kills of a Spark, come first, since they take long: else a worker would end long after the others. All tests
-of a file run in one worker, since they share daemons and queries. If the tests leave files in the working directory,
-the run fails.
+of a file run in one worker, since they share daemons and queries.
+
+The tests have a temporary directory and a home of their own, which are deleted at the end. The run fails if they leave
+files in the working directory, or processes, which are killed.
 """
 
 from __future__ import annotations
@@ -15,13 +17,22 @@ import enum
 import functools
 import os
 import re
+import shutil
+import signal
 import sys
+import tempfile
 import time
+import uuid
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 INTERVAL = 5.0
+# Seconds in which processes that a test has stopped must have ended.
+ENDS_WITHIN = 10.0
+# Names the run in the environment of its processes.
+RUN = "GNSQ_TEST_RUN"
 # Caches that "make clean" removes.
 CACHES = {"__pycache__", ".coverage", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 
@@ -38,7 +49,9 @@ def pytest_configure(config):
     if is_worker:
         config.pluginmanager.register(Priority(config))
     else:
+        config.pluginmanager.register(OwnDirectories(), "own-directories")
         config.pluginmanager.register(LeftFiles(config), "left-files")
+        config.pluginmanager.register(LeftProcesses(config), "left-processes")
         if config.get_verbosity() <= 0:
             config.pluginmanager.register(Progress(config), "progress")
 
@@ -51,6 +64,21 @@ def pytest_xdist_make_scheduler(config, log):
         """One worker alone takes the files that need the common JVM, and takes them first."""
 
         _spark_node = None
+
+        def remove_node(self, node):
+            """Give what a worker that has died had left to others, but for the test in which it has died.
+
+            xdist would also give out the files that it had finished, and wait for their tests for ever.
+            """
+            work = self.assigned_work.pop(node)
+            died_in = next((name for tests in work.values() for name, is_done in tests.items() if not is_done), None)
+            for scope, tests in work.items():
+                tests.pop(died_in, None)
+                if not all(tests.values()):
+                    self.workqueue[scope] = tests
+            for each in self.nodes:
+                self._reschedule(each)
+            return died_in
 
         def _reschedule(self, node):
             if self.workqueue and not self._scopes_for(node):
@@ -116,6 +144,70 @@ class Priority:
         self._config.pluginmanager.unregister(self)
         if "spark" not in item.fixturenames and any("spark" in each.fixturenames for each in item.session.items):
             os.nice(5)
+
+
+class OwnDirectories:
+    """Gives the tests a temporary directory and a home of their own, and deletes them at the end."""
+
+    def __init__(self):
+        self._patch = pytest.MonkeyPatch()
+        self._folder = Path(tempfile.mkdtemp(prefix="gnsq-tests-"))
+        (self._folder / "home").mkdir()
+        self._patch.setattr(tempfile, "tempdir", str(self._folder))
+        self._patch.setenv("TMPDIR", str(self._folder))
+        self._patch.setenv("HOME", str(self._folder / "home"))
+        for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+            self._patch.delenv(name, raising=False)
+
+    def pytest_unconfigure(self):
+        self._patch.undo()
+        for folder, names, _ in os.walk(self._folder):
+            for name in names:
+                if not os.path.islink(path := os.path.join(folder, name)):
+                    os.chmod(path, 0o700)
+        shutil.rmtree(self._folder)
+
+
+class LeftProcesses:
+    """Kills the processes that the tests have left, and fails the run, unless a worker has died and left its own."""
+
+    def __init__(self, config):
+        self._terminal = config.pluginmanager.getplugin("terminalreporter")
+        self._run = uuid.uuid4().hex
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setenv(RUN, self._run)
+        self._has_died = False
+
+    def pytest_unconfigure(self):
+        self._patch.undo()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node, error):
+        self._has_died |= bool(error)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session):
+        deadline = time.monotonic() + (0 if self._has_died else ENDS_WITHIN)
+        while (left := self._processes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        if left and not self._has_died:
+            self._terminal.write_line(f"FAILED the tests have left processes: {', '.join(left.values())}")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _processes(self):
+        """Return the command lines of the processes of this run by their numbers."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"{RUN}={self._run}".encode() in (path / "environ").read_bytes().split(b"\0"):
+                    found[int(path.name)] = (
+                        (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    )
+            except OSError:
+                continue  # it has ended, or is another user's
+        return found
 
 
 class LeftFiles:

@@ -1,6 +1,12 @@
 """The plugin of ``make test``, in test runs of its own."""
 
+import os
+import tempfile
+from pathlib import Path
+
 import pytest
+
+from tests.helpers import wait_until
 
 pytest_plugins = ["pytester"]
 
@@ -13,6 +19,60 @@ def test_file_that_the_tests_leave_fails_the_run(pytester, name, status):
 
     assert result.ret == status
     assert ("have left files in" in result.stdout.str()) is bool(status)
+
+
+@pytest.mark.subprocess
+def test_run_ends_though_a_worker_is_killed(pytester, monkeypatch, pytestconfig):
+    monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
+    passes = "def test_{}(): pass\n"
+    # Both workers have finished files, and have others left.
+    for number in range(6):
+        pytester.makepyfile(**{f"test_{number}": "".join(map(passes.format, range(3)))})
+    killed = "import os, signal, subprocess\ndef test_killed():\n"
+    killed += "    subprocess.Popen(['sleep', '1000'])\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    pytester.makepyfile(test_6=killed + passes.format("after"))
+
+    result = pytester.runpytest_subprocess("-p", "tests.suite", "-n", "2", timeout=100)
+
+    result.assert_outcomes(passed=19, failed=1)
+    result.stdout.no_fnmatch_line("*have left processes*")
+
+
+@pytest.mark.subprocess
+def test_process_that_the_tests_leave_fails_the_run_and_is_killed(pytester, monkeypatch, pytestconfig):
+    monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
+    monkeypatch.setattr("tests.suite.ENDS_WITHIN", 0.0)
+    pytester.makepyfile(
+        "import subprocess\n"
+        "def test():\n"
+        "    with open('pid', 'w') as file:\n"
+        "        file.write(str(subprocess.Popen(['sleep', '1000'], stdout=-3, stderr=-3).pid))\n"
+    )
+
+    result = pytester.runpytest_inprocess("-p", "tests.suite", "-W", "ignore")
+
+    assert result.ret == 1
+    result.stdout.fnmatch_lines("FAILED the tests have left processes: sleep 1000*")
+    pid = int(pytester.path.joinpath("pid").read_text())
+    wait_until(lambda: "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2])
+
+
+def test_temporary_files_and_the_home_of_the_tests_are_deleted(pytester):
+    pytester.makepyfile(
+        "import pathlib, tempfile\n"
+        "def test():\n"
+        "    with open(pathlib.Path.home() / 'x', 'w'), open(tempfile.mkdtemp() + '/x', 'w'):\n"
+        "        print('folder', pathlib.Path.home().parent, tempfile.gettempdir())\n"
+    )
+    before = os.environ.get("TMPDIR"), os.environ["HOME"], tempfile.gettempdir()
+
+    result = pytester.runpytest_inprocess("-p", "tests.suite", "-s")
+
+    [line] = [line for line in result.outlines if "folder" in line]
+    home, temporary = line.split()[-2:]
+    assert home == temporary
+    assert not Path(home).exists()
+    assert (os.environ.get("TMPDIR"), os.environ["HOME"], tempfile.gettempdir()) == before
 
 
 @pytest.mark.subprocess

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tests.helpers import child, default_signals
+from tests import helpers
+from tests.helpers import child
 
 LIMIT = 20.0
 LISTENING = re.compile(rb"\[\w+\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} INFO: (TCP|HTTP|HTTPS): listening on (\S+)\n")
@@ -24,9 +25,8 @@ def command(*arguments: str) -> list[str]:
 
 
 def run_command(*command: str, limit: float = LIMIT, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; kill it after its limit. Options are those of subprocess.run()."""
-    with default_signals():
-        return subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, **options)
+    """Run a program to its end; kill it and its children after its limit."""
+    return helpers.run(*command, limit=limit, **options)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import socket
+import tempfile
 import threading
 
 import pytest
@@ -18,7 +19,11 @@ from tests.spark.s3proxy import s3_proxy
 from tests.spark.s3server import s3_server
 
 # Without the second compiler Java starts a fifth faster, without verification of classes another fifth.
-JAVA_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+# And without UsePerfData it writes no file into /tmp, whatever TMPDIR is.
+JAVA_FLAGS = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
+    "-XX:-UsePerfData"
+)
 
 
 def pytest_configure(config):
@@ -34,8 +39,10 @@ def short_lived_java(request):
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
+        for variable in ("SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
             patch.setenv(variable, JAVA_FLAGS)
+        # A Java that is killed leaves its temporary files.
+        patch.setenv("SPARK_SUBMIT_OPTS", f'{JAVA_FLAGS} -Djava.io.tmpdir="{tempfile.gettempdir()}"')
         if "SPARK_HOME" not in os.environ:
             patch.setenv("SPARK_HOME", "")  # the patch removes the variable at the end
             del os.environ["SPARK_HOME"]
