@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnsq.errors import NSQException
+from gnsq.spark.scratch import make_user_directory
 
 __all__ = [
     "Java",
@@ -201,10 +202,10 @@ def _packaged() -> Java:
 
 
 def _directory(name: str) -> Path:
-    """Make a directory: in the virtual environment; if that fails, in the user's cache; if that fails too, a temporary
-    one."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    candidates = [cache / "gnsq" / name]
+    """Make a directory: in the virtual environment; if that fails, in the user's cache, or in his temporary one."""
+    # Unlike Path.expanduser(), this raises nothing if the home is unknown, as for a container's user without a name.
+    cache = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"))
+    candidates = [cache / "gnsq" / name] if cache.is_absolute() else []
     if sys.prefix != sys.base_prefix:
         candidates.insert(0, Path(sys.prefix) / "share" / "gnsq" / name)
     for directory in candidates:
@@ -214,7 +215,12 @@ def _directory(name: str) -> Path:
             continue
         if os.access(directory, os.W_OK):
             return directory
-    return Path(tempfile.mkdtemp(prefix=f"gnsq-{name}-"))
+    try:
+        directory = make_user_directory() / name
+        directory.mkdir(exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise JavaNotFound(f"no directory can be made that Spark needs: {error}") from error
+    return directory
 
 
 def _write_executable(path: Path, text: str) -> None:

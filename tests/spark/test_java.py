@@ -155,9 +155,12 @@ def test_launcher_has_another_place_where_the_environment_is_read_only(packaged,
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "venv"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    home = find_java({"PATH": "/nowhere"}).home
-    assert home.parent == tmp_path
-    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # of a user without a name and a home
+    for _ in range(2):
+        home = find_java({"PATH": "/nowhere"}).home
+        assert home == tmp_path / f"gnsq-{os.getuid()}" / "java"
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
 
 def test_broken_packaged_java_is_named(packaged):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import json
 import logging
-import os
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +14,14 @@ from pathlib import Path
 from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.addresses import checked_address
 from gnsq.errors import NSQException
-from gnsq.localfiles import PRIVATE, make_directory
+from gnsq.localfiles import make_directory
 from gnsq.protocol.names import checked_names
 from gnsq.spark.clients import connection_keywords, http_keywords
 from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.offsets import may_follow
 from gnsq.spark.options import WriteOptions, has_topic
 from gnsq.spark.pipeline.settings import JobSettings, Query, is_uri
+from gnsq.spark.scratch import make_user_directory
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.spool.ownership import read_owner
 from gnsq.spark.spool.spool import Spool
@@ -81,10 +80,7 @@ def _check_log(settings: JobSettings) -> None:
     log = settings.log
     try:
         if is_uri(settings.work):
-            # In the temporary directory, other users could have made it before.
-            make_directory(log.parent, PRIVATE)
-            if log.parent.stat().st_uid != os.getuid():
-                raise PermissionError(errno.EPERM, "the directory belongs to another user")
+            make_user_directory()
         # Do not make the log file yet: its existence means that Spark was started.
         with open(log, "ab") if log.exists() else tempfile.TemporaryFile(dir=log.parent):
             pass

@@ -13,7 +13,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -33,6 +32,7 @@ from gnsq.spark.errors import JobFailed, root_cause, startup_error
 from gnsq.spark.java import prepare_environment
 from gnsq.spark.pipeline.events import SESSION
 from gnsq.spark.pipeline.lock import LeaseLost
+from gnsq.spark.scratch import scratch_directory
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 
 __all__ = [
@@ -181,6 +181,7 @@ def open_session(
     Raises:
         JavaNotFound: If there is no Java that Spark supports.
         JobFailed: If Spark does not start, or the block ends by an exception of Java's that is none of PySpark's.
+        OSError: If there is no place for Java's temporary files.
     """
     given = dict(settings or {})
     if is_submitted():
@@ -188,13 +189,37 @@ def open_session(
         given.setdefault(_MASTER, str(SparkConf().get(_MASTER, "")))
     else:
         prepare_environment(given.setdefault(_MASTER, "local[*]"))
-    if given[_MASTER].startswith("local"):
-        # Nothing of a local master needs to be reached from outside.
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if not given[_MASTER].startswith("local"):
+        yield from _opened(name, given, log)
+        return
+    # Nothing of a local master needs to be reached from outside.
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    with scratch_directory("spark-") as scratch, _temporary_files_of_java(scratch):
         # Nothing is written there, but Spark makes the directory, by default in the current one.
-        given.setdefault(
-            "spark.sql.warehouse.dir", str(Path(tempfile.gettempdir(), f"gnsq-{os.getuid()}", "warehouse"))
-        )
+        given.setdefault("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+        yield from _opened(name, given, log)
+
+
+@contextlib.contextmanager
+def _temporary_files_of_java(directory: Path) -> Iterator[None]:
+    """Let a Java that is started in the block write its temporary files into a directory, unless told another one.
+
+    Each JVM unpacks libraries there, and leaves 25 MB if it is killed.
+    """
+    options = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    if "-Djava.io.tmpdir" in options:
+        yield
+        return
+    # Spark's launcher divides the text at blanks outside of quotes.
+    quoted = str(directory).replace("\\", r"\\").replace('"', r"\"")
+    os.environ["SPARK_SUBMIT_OPTS"] = f'{options} -Djava.io.tmpdir="{quoted}"'
+    try:
+        yield
+    finally:
+        os.environ["SPARK_SUBMIT_OPTS"] = options
+
+
+def _opened(name: str, given: dict[str, str], log: Path | None) -> Iterator[SparkSession]:
     builder = SparkSession.builder.appName(name)
     for key, value in {**session_settings(given[_MASTER]), **given}.items():
         builder = builder.config(key, value)

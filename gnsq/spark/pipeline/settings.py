@@ -9,9 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import os
 import re
-import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from gnsq.options import option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.settings import Field, read_value
 from gnsq.spark.options import ConnectOptions, ReadOptions, WriteOptions, spark_name
+from gnsq.spark.scratch import user_directory
 from gnsq.spark.uris import is_object_store, join_uri, redact_uri
 from gnsq.texts import duration_text, nearest
 
@@ -591,7 +590,7 @@ class JobSettings(_Settings):
         if not is_uri(self.work):
             return Path(self.work, "spark.log")
         name = hashlib.sha256(self.work.encode()).hexdigest()[:12]
-        return Path(tempfile.gettempdir(), f"gnsq-{os.getuid()}", f"{name}.log")
+        return user_directory() / f"{name}.log"
 
     def spool_of(self, name: str) -> str:
         """Return the location of the spool of a query of this name, which the settings need not have any more."""

@@ -1,7 +1,7 @@
 """Spark's settings: those of a single machine, the store of state, and those with which Spark does not start."""
 
 import os
-import subprocess
+import shlex
 import sys
 import threading
 from types import SimpleNamespace
@@ -10,8 +10,10 @@ import pytest
 from py4j.protocol import Py4JError
 
 from gnsq.spark.errors import JobFailed
+from gnsq.spark.java import find_java
 from gnsq.spark.pipeline import session
 from gnsq.spark.pipeline.session import open_session, session_settings
+from tests.helpers import run
 
 PROGRAM = """
 import sys
@@ -106,7 +108,7 @@ def test_setting_with_which_java_does_not_start_is_told_in_one_line(tmp_path):
     (tmp_path / "log").write_text("of an earlier run\n")
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "log")]
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = run(*command, limit=110)
 
     # PySpark 4.1 says what it could not make before the cause.
     assert done.stdout.startswith("Spark does not start: "), done.stderr
@@ -114,6 +116,31 @@ def test_setting_with_which_java_does_not_start_is_told_in_one_line(tmp_path):
         "Java has ended at once: Invalid maximum heap size: -Xmxlots: see the settings spark and master\n"
     )
     assert done.stdout.count("\n") == 1
+
+
+@pytest.mark.spark
+@pytest.mark.subprocess
+def test_java_has_a_temporary_directory_that_is_deleted(tmp_path, monkeypatch):
+    folder, home = tmp_path / "with blanks and \xfc", tmp_path / "home"
+    folder.mkdir()
+    (home / "bin").mkdir(parents=True)
+    # Runs what finds Java's arguments, and notes these.
+    (home / "bin" / "java").write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *launcher.Main*|-version) exec {shlex.quote(find_java().home.as_posix())}/bin/java "$@";; esac\n'
+        f"printf '%s\\n' \"$@\" >{shlex.quote(str(tmp_path))}/arguments; exit 1\n"
+    )
+    (home / "bin" / "java").chmod(0o700)
+    for name, value in {"TMPDIR": folder, "JAVA_HOME": home, "SPARK_SUBMIT_OPTS": "-Da=b"}.items():
+        monkeypatch.setenv(name, str(value))
+
+    run(sys.executable, "-c", PROGRAM, str(tmp_path / "log"))
+
+    arguments = (tmp_path / "arguments").read_text().splitlines()
+    [found] = [each for each in arguments if each.startswith("-Djava.io.tmpdir=")]
+    assert found.startswith(f"-Djava.io.tmpdir={folder}/gnsq-{os.getuid()}/spark-")
+    assert "-Da=b" in arguments
+    assert list(folder.glob("*/*")) == []
 
 
 @pytest.mark.spark
