@@ -18,7 +18,6 @@ import json
 import logging
 import os
 import re
-import socket
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -334,8 +333,7 @@ def help_text(path: str, *words: str) -> str:
     result = CliRunner().invoke(_named(path), line, prog_name=program)
     if result.exit_code != 0:
         raise RuntimeError(f"{program} --help ends with status {result.exit_code}: {result.output}")
-    text = result.output.replace(f"(default {socket.gethostname()})", "(default: the name of the host)")
-    return f"```text\n{text.expandtabs(4).rstrip()}\n```"
+    return f"```text\n{result.output.rstrip()}\n```"
 
 
 def commands_text(path: str, *words: str) -> str:

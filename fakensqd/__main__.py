@@ -1,4 +1,4 @@
-"""The ``fakensqd`` program. Runs ``nsqd`` and ``nsqlookupd`` without click, other commands with click."""
+"""The ``fakensqd`` program."""
 
 from __future__ import annotations
 
@@ -11,15 +11,9 @@ __all__ = ["exit_on_signals", "main"]
 
 
 def main() -> None:
-    """Run the program or command that the arguments name, and exit."""
+    """Run the command that the arguments name, and exit."""
     exit_on_signals()
     _prefer_own_gnsq()
-    from fakensqd.cli.program import PROGRAMS, run
-
-    arguments = sys.argv[1:]
-    if arguments and arguments[0] in PROGRAMS:
-        # nsqd and nsqlookupd read Go's flags without click: they start faster, because click is not imported.
-        sys.exit(run(arguments[0], arguments[1:]))
     try:
         from fakensqd.cli.main import command_line
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Log of the programs: lines on stderr as nsqd writes them.
+"""Log of the programs: lines on stderr.
 
 Never blocks: a line is dropped if the pipe is full, since a test suite that does not read the stderr of its daemon must
 not stop the daemon.
@@ -10,36 +10,16 @@ import contextlib
 import logging
 import os
 import select
-import time
 
 from fakensqd.options import LOG_LEVELS
 
-__all__ = ["LineFormatter", "NonBlockingLogHandler", "configure"]
+__all__ = ["NonBlockingLogHandler", "configure"]
 
 # Bytes that a pipe takes without blocking if poll() calls it writable. Source: pipe(7), PIPE_BUF.
 _MAX_WRITE = 4096
 _LEVELS = dict(
     zip(LOG_LEVELS, (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL), strict=True)
 )
-_NAMES = {logging.CRITICAL: "FATAL"}
-
-
-class LineFormatter(logging.Formatter):
-    """Formats a record as ``[nsqd] 2026/11/21 07:25:31.125729 INFO: text``, with ``[nsqd] `` as the prefix."""
-
-    def __init__(self, prefix: str) -> None:
-        super().__init__()
-        self._prefix = prefix
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Format a record, and its traceback on further lines."""
-        moment = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(record.created))
-        micros = int(record.created % 1 * 1e6)
-        level = _NAMES.get(record.levelno, record.levelname)
-        lines = [f"{self._prefix}{moment}.{micros:06d} {level}: {record.getMessage()}"]
-        if record.exc_info:
-            lines.append(self.formatException(record.exc_info))
-        return "\n".join(lines)
 
 
 class NonBlockingLogHandler(logging.Handler):
@@ -66,10 +46,10 @@ class NonBlockingLogHandler(logging.Handler):
         return len(text)
 
 
-def configure(level: str, prefix: str, descriptor: int = 2) -> NonBlockingLogHandler:
+def configure(level: str, descriptor: int = 2) -> NonBlockingLogHandler:
     """Write fakensqd's log to a file descriptor: records of this level and above. The level is one of LOG_LEVELS."""
     handler = NonBlockingLogHandler(descriptor)
-    handler.setFormatter(LineFormatter(prefix))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s: %(message)s"))
     logger = logging.getLogger("fakensqd")
     logger.handlers = [handler]
     logger.propagate = False

@@ -1,7 +1,7 @@
 """Options as settings of a program: the names of their flags, and values from texts. Pure.
 
 A setting has one name, one type and one meaning on command lines, in environment variables and in TOML files: those of
-its field. Does not use click, which is optional: gnsq.cli.parameters does. fakensqd reads nsqd's flags itself.
+its field. Does not use click, which is optional: gnsq.cli.parameters and fakensqd.cli.flags do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,18 @@ from typing import Any
 from gnsq.options import checked_value
 from gnsq.texts import shown_argument
 
-__all__ = ["GO_UNITS", "TIME_UNITS", "Field", "flag_name", "is_list", "parse_duration", "parse_number", "read_value"]
+__all__ = [
+    "GO_UNITS",
+    "TIME_UNITS",
+    "Field",
+    "flag_name",
+    "form_text",
+    "help_text",
+    "is_list",
+    "parse_duration",
+    "parse_number",
+    "read_value",
+]
 
 Field = dataclasses.Field[Any]  # Any: each option has its own type
 
@@ -70,6 +81,23 @@ def flag_name(setting: str, *, is_list: bool) -> str:
     """Return the name of a setting's flag, without dashes before it. That of a list is singular: a flag is one item."""
     name = re.sub("(ss)es$|s$", r"\1", setting) if is_list else setting
     return name.replace("_", "-")
+
+
+def form_text(field: Field) -> str:
+    """Return what stands for a value in the help of a setting's flag."""
+    unit = field.metadata["unit"]
+    return field.metadata["form"] or {"s": "TIME"}.get(unit, unit.upper()) or "TEXT"
+
+
+def help_text(field: Field, default: object) -> str:
+    """Return the text of a setting's flag: its meaning, and its default where it has one."""
+    sentences = field.metadata["meaning"].split("; ")
+    if is_list(field):
+        sentences.append("repeat for several")
+    elif default not in ("", None, False):
+        shown = f"{default:g}{field.metadata['unit']}" if isinstance(default, float) else default
+        sentences.append(f"default: {shown}")
+    return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
 
 
 # By the unit of a field: the units that a text may have, and what it must be.

@@ -165,7 +165,7 @@ PURE = [
     *[
         f"fakensqd.{name}"
         for name in [
-            *["cli.flags", "effects", "golang.encoding_json", "golang.text", "router"],
+            *["effects", "golang.encoding_json", "golang.text", "router"],
             *["input_buffer", "message", "options"],
             *[f"faults.{name}" for name in ["actions", "control", "interceptor", "rules", "toxics"]],
             *[f"lookupd.{name}" for name in ["http", "registry", "session"]],

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fakensqd.addresses import join_address
-from fakensqd.cli.program import PROGRAMS, run
+from fakensqd.cli.flags import Program, programs
+from fakensqd.cli.program import run
 from fakensqd.options import NSQ_VERSION
 from gnsq.options import VERSION
 
@@ -37,15 +39,15 @@ def command_line() -> None:
     """
 
 
-@click.pass_context
-def _run_daemon(context: click.Context) -> None:
-    raise SystemExit(run(str(context.info_name), context.args))
+def _run(program: Program, **given: Any) -> None:  # Any: options are of all types
+    options = {name: value for name, value in given.items() if value not in (None, ())}
+    ignored = [option.opts[0] for option in program.ignored if options.pop(str(option.name), None) is not None]
+    raise SystemExit(run(str(program.name), options, ignored))
 
 
-_RAW = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
-for _name in PROGRAMS:
-    _help = f"Run as {_name} {NSQ_VERSION}, with its flags."
-    command_line.command(_name, context_settings={**_RAW, "help_option_names": []}, short_help=_help)(_run_daemon)
+for _program in programs():
+    _program.callback = functools.partial(_run, _program)
+    command_line.add_command(_program)
 
 
 @command_line.command("cluster", short_help="Run nsqds that are registered with nsqlookupds.")

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from gnsq.options import option
-from gnsq.settings import Field, flag_name, is_list, read_value
+from gnsq.settings import Field, flag_name, form_text, help_text, is_list, read_value
 from gnsq.texts import nearest
 
 __all__ = [
@@ -109,15 +109,8 @@ def setting_option(field: Field, prefix: str) -> SettingOption:
         prefix: What the names of all variables of the program begin with, such as ``GNSQ_``.
     """
     name, default, choices = field.name, field.default, field.metadata["choices"]
-    unit = field.metadata["unit"]
-    form = field.metadata["form"] or {"s": "TIME"}.get(unit, unit.upper())
     is_switch = field.type == "bool"
     flag = flag_name(name, is_list=is_list(field))
-    sentences = field.metadata["meaning"].split("; ")
-    if is_list(field):
-        sentences.append("repeat for several")
-    elif default not in ("", None, False):
-        sentences.append(f"default: {default:g}{unit}" if isinstance(default, float) else f"default: {default}")
     return SettingOption(
         [f"--{flag}/--no-{flag}" if default is True else f"--{flag}", name],
         envvar=prefix + name.upper(),
@@ -125,8 +118,8 @@ def setting_option(field: Field, prefix: str) -> SettingOption:
         multiple=is_list(field),
         is_flag=is_switch,
         type=_type(field),
-        metavar=None if is_switch or choices else form or "TEXT",
-        help=" ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences),
+        metavar=None if is_switch or choices else form_text(field),
+        help=help_text(field, default),
     )
 
 

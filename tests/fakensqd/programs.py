@@ -16,7 +16,7 @@ from tests import helpers
 from tests.helpers import child
 
 LIMIT = 20.0
-LISTENING = re.compile(rb"\[\w+\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} INFO: (TCP|HTTP|HTTPS): listening on (\S+)\n")
+LISTENING = re.compile(rb".* INFO: (TCP|HTTP|HTTPS): listening on (\S+)\n")
 FREE_PORTS = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0")
 
 

@@ -1,89 +1,97 @@
-"""Flags of the two programs: their tables, and the values that are read and refused."""
+"""The flags of the two programs: which there are, and the options that their values make."""
 
 import dataclasses
 
+import click
 import pytest
 
-from fakensqd import FakeNsqd
-from fakensqd.cli.flags import (
-    FlagError,
-    flags_of,
-    from_config_file,
-    ignored_flags,
-    options_of,
-    parse,
-)
-from fakensqd.options import LookupdOptions, NsqdOptions
+from fakensqd import FakeLookupd, FakeNsqd
+from fakensqd.cli.flags import programs
+from fakensqd.options import OWN_OPTIONS, LookupdOptions, NsqdOptions
 
-NSQD_FLAGS, LOOKUPD_FLAGS = flags_of("nsqd"), flags_of("nsqlookupd")
-TABLES = [
-    pytest.param(NSQD_FLAGS, NsqdOptions, 53, id="nsqd"),
-    pytest.param(LOOKUPD_FLAGS, LookupdOptions, 10, id="nsqlookupd"),
-]
+NSQD, LOOKUPD = programs()
 
 
-@pytest.mark.parametrize(("flags", "options", "count"), TABLES)
-def test_table_has_every_flag_of_the_real_program(flags, options, count):
-    assert len({flag.name for flag in flags}) == len(flags) == count
-    assert {flag.field for flag in flags} - {""} <= {field.name for field in dataclasses.fields(options)}
+def given(*arguments, program=NSQD):
+    """Return the options that a command line sets, without those that have no effect."""
+    context = program.make_context(program.name, list(arguments))
+    ignored = {option.name for option in program.ignored}
+    return {name: value for name, value in context.params.items() if value not in (None, ()) and name not in ignored}
 
 
-@pytest.mark.parametrize(("flags", "options", "count"), TABLES)
-def test_defaults_of_the_flags_make_options(flags, options, count):
-    given = options_of(flags, {}, hostname="h.example")
-    made = options(**given)
-
-    assert made.broadcast_address == "h.example"
-    assert made.tcp_address == ("0.0.0.0:4160" if options is LookupdOptions else "0.0.0.0:4150")
-
-
-def nsqd_options(*arguments, hostname="h"):
-    return options_of(NSQD_FLAGS, parse(NSQD_FLAGS, arguments), hostname=hostname)
-
-
-def test_values_of_flags_make_options():
-    options = nsqd_options(
-        *["-tcp-address=127.0.0.1:0", "--lookupd-tcp-address", "a:1", "--lookupd-tcp-address=b:2", "--msg-timeout"],
-        *["1m", "--node-id=7", "--broadcast-address=b", "--snappy=false"],
-    )
-
-    expected = {
-        "tcp_address": "127.0.0.1:0",
-        "lookupd_tcp_addresses": ("a:1", "b:2"),
-        "msg_timeout": 60.0,
-        "node_id": 7,
-        "broadcast_address": "b",
-        "snappy": False,
-    }
-    assert options.items() >= expected.items()
-
-
-# nsqd, too, takes the lowest version for an empty one.
+# Those of nsqd and nsqlookupd 1.3.0, without config and version.
 @pytest.mark.parametrize(
-    ("flags", "flag"),
-    [
-        pytest.param(flags, flag, id=flag.name)
-        for flags in (NSQD_FLAGS, LOOKUPD_FLAGS)
-        for flag in flags
-        if flag.field and flag.name != "tls-min-version"
-    ],
+    ("program", "options", "count"),
+    [pytest.param(NSQD, NsqdOptions, 51, id="nsqd"), pytest.param(LOOKUPD, LookupdOptions, 8, id="nsqlookupd")],
 )
-def test_empty_value_is_refused_or_is_the_value(flags, flag):
-    try:
-        values = parse(flags, [f"--{flag.name}="])
-    except FlagError:
-        return
+def test_program_has_every_flag_of_the_real_one(program, options, count):
+    names = {option.name for option in program.params}
+    fields = {field.name for field in dataclasses.fields(options)} - {*OWN_OPTIONS}
 
-    assert options_of(flags, values, hostname="h")[flag.field] in ("", ("",))
-
-
-def test_ignored_flags_are_listed():
-    arguments = ["--verbose", "--e2e-processing-latency-percentile=0.9,0.5", "--snappy", "--log-level=info"]
-    values = parse(NSQD_FLAGS, arguments)
-
-    assert ignored_flags(NSQD_FLAGS, values) == ["verbose", "e2e-processing-latency-percentile"]
+    assert fields <= names
+    assert len(names - {"config", "version"}) == count
 
 
+@pytest.mark.parametrize(("program", "server", "port"), [(NSQD, FakeNsqd, 4150), (LOOKUPD, FakeLookupd, 4160)])
+def test_defaults_make_a_server(program, server, port):
+    assert server(**given(program=program)).tcp_address == f"0.0.0.0:{port}"
+
+
+# The command lines with which test suites of other clients start nsqd have such flags.
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (["-tcp-address=127.0.0.1:0"], {"tcp_address": "127.0.0.1:0"}),
+        (["--tcp-address", "127.0.0.1:0"], {"tcp_address": "127.0.0.1:0"}),
+        (["-tcp-address", "127.0.0.1:0"], {"tcp_address": "127.0.0.1:0"}),
+        (["--http-address="], {"http_address": ""}),
+        (["--lookupd-tcp-address", "a:1", "-lookupd-tcp-address=b:2"], {"lookupd_tcp_addresses": ("a:1", "b:2")}),
+        (["--auth-http-address=a:1"], {"auth_http_addresses": ("a:1",)}),
+        (["--broadcast-address=b"], {"broadcast_address": "b"}),
+        (["--tls-cert=c", "-tls-key=k", "--tls-root-ca-file", "r"], {"tls_cert": "c", "tls_root_ca_file": "r"}),
+        (["--msg-timeout=60s"], {"msg_timeout": 60.0}),
+        (["--msg-timeout=1h30m"], {"msg_timeout": 5400.0}),
+        (["--max-heartbeat-interval=0s"], {"max_heartbeat_interval": 0.0}),
+        (["--mem-queue-size=-1"], {"mem_queue_size": -1}),
+        (["--node-id=7", "--node-id=8"], {"node_id": 8}),
+        (["--snappy"], {"snappy": True}),
+        (["-snappy=false", "-deflate=T"], {"snappy": False, "deflate": True}),
+        (["--log-level=WARN"], {"log_level": "warn"}),
+        (["--tls-required"], {"tls_required": "true"}),
+        (["--tls-required", "--node-id=7"], {"tls_required": "true", "node_id": 7}),
+        (["-tls-required=TCP-HTTPS"], {"tls_required": "tcp-https"}),
+        (["--tls-min-version=TLS1.2"], {"tls_min_version": "tls1.2"}),
+        (["--verbose", "--verbose=true", "-worker-id", "--log-prefix=-a", "--sync-timeout=2s", "--data-path="], {}),
+    ],
+    ids=str,
+)
+def test_values_of_flags_make_options(arguments, options):
+    assert given(*arguments).items() >= options.items()
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ("--foo=1", "No such option '--foo'"),
+        ("--node-id", "Option '--node-id' requires an argument"),
+        ("--node-id=x", "node_id must be a whole number, not 'x'"),
+        ("--msg-timeout=1x", "msg_timeout must be a number of seconds, or a duration such as 500ms"),
+        ("--max-deflate-level=10", "max_deflate_level 10 must be within 1 to 9"),
+        ("--snappy=maybe", "'maybe' is not a valid boolean"),
+        ("--log-level=loud", "'loud' is not one of 'debug', 'info', 'warn', 'error', 'fatal'"),
+        ("--tls-required=yes", "'yes' is not one of 'false', 'tcp-https', 'true'"),
+        ("-config=nsqd.toml", "fakensqd reads no configuration file: give its values as flags"),
+    ],
+    ids=str,
+)
+def test_bad_flags_are_refused(argument, text):
+    with pytest.raises(click.UsageError) as caught:
+        given(argument)
+
+    assert text in caught.value.format_message()
+
+
+# As nsqd, which starts with them.
 @pytest.mark.parametrize(
     "argument",
     [
@@ -92,101 +100,4 @@ def test_ignored_flags_are_listed():
     ],
 )
 def test_value_that_nsqd_starts_with_is_accepted(argument):
-    FakeNsqd(**nsqd_options(argument))
-
-
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "values"),
-    [
-        ([], {}),
-        (["-log-prefix=a"], {"log-prefix": "a"}),
-        (["--log-prefix", "a"], {"log-prefix": "a"}),
-        (["--log-prefix="], {"log-prefix": ""}),
-        (["--log-prefix", "-a"], {"log-prefix": "-a"}),
-        (["--log-prefix=a=b"], {"log-prefix": "a=b"}),
-        (["--log-prefix=a", "--log-prefix=b"], {"log-prefix": "b"}),
-        (["--node-id=-7"], {"node-id": -7}),
-        (["--node-id=0x1F"], {"node-id": 31}),
-        (["--msg-timeout=1m30s"], {"msg-timeout": 90.0}),
-        (["--snappy"], {"snappy": True}),
-        (["--snappy=F"], {"snappy": False}),
-        (["--snappy", "false", "--log-prefix=ignored"], {"snappy": True}),
-        (["--auth-http-address=a", "-auth-http-address", "b"], {"auth-http-address": ("a", "b")}),
-        (["--log-level=WARN"], {"log-level": "warn"}),
-        (["--tls-required"], {"tls-required": "true"}),
-        (["--tls-required=TCP-HTTPS"], {"tls-required": "tcp-https"}),
-        (["--tls-required=0"], {"tls-required": "false"}),
-        (["--tls-min-version=TLS1.2"], {"tls-min-version": "tls1.2"}),
-        (["--tls-min-version="], {"tls-min-version": "tls1.0"}),
-        (["--node-id=9", "--", "--node-id=x"], {"node-id": 9}),
-        (["-", "--node-id=x"], {}),
-        (["word", "--node-id=x"], {}),
-        (["-h"], {"help": True}),
-        (["--help"], {"help": True}),
-    ],
-    ids=str,
-)
-def test_arguments_are_read_as_flags(arguments, values):
-    assert parse(NSQD_FLAGS, arguments) == values
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--foo=1"], "flag provided but not defined: -foo"),
-        (["---node-id"], "flag provided but not defined: --node-id"),
-        (["--node-id"], "flag needs an argument: -node-id"),
-        (["--node-id=x"], 'invalid value "x" for flag -node-id: not a whole number'),
-        (["--msg-timeout=60"], 'invalid value "60" for flag -msg-timeout: not a duration'),
-        (["--snappy=maybe"], 'invalid value "maybe" for flag -snappy: not true or false'),
-        (["--tls-min-version=ssl3"], 'invalid value "ssl3" for flag -tls-min-version: '),
-        (["--log-level=loud"], 'invalid value "loud" for flag -log-level: not one of debug, info, warn, error, fatal'),
-        (["--tls-required=yes"], 'invalid value "yes" for flag -tls-required: not true or false'),
-    ],
-    ids=str,
-)
-def test_bad_flags_are_refused(arguments, text):
-    with pytest.raises(FlagError) as caught:
-        parse(NSQD_FLAGS, arguments)
-
-    assert str(caught.value).startswith(text)
-
-
-# --- configuration files, usage ---------------------------------------------------------------------------------------
-
-
-def test_configuration_file_is_read_by_its_own_keys():
-    document = {
-        "log_prefix": "a",
-        "id": 7,
-        "msg_timeout": "1m",
-        "snappy": False,
-        "nsqlookupd_tcp_addresses": ["a", "b"],
-        "e2e_processing_latency_percentiles": [0.5, 1],
-        "tls_required": True,
-        "other": 1,
-    }
-
-    assert from_config_file(NSQD_FLAGS, document) == {
-        "log-prefix": "a",
-        "node-id": 7,
-        "msg-timeout": 60.0,
-        "snappy": False,
-        "lookupd-tcp-address": ("a", "b"),
-        "e2e-processing-latency-percentile": "1",
-        "tls-required": "true",
-    }
-
-
-@pytest.mark.parametrize("value", [250, "250"])
-def test_duration_without_a_unit_is_in_milliseconds_in_a_file(value):
-    assert from_config_file(NSQD_FLAGS, {"msg_timeout": value}) == {"msg-timeout": 0.25}
-
-
-@pytest.mark.parametrize("document", [{"id": "x"}, {"id": [[1]]}, {"log_prefix": {}}], ids=str)
-def test_bad_value_in_a_file_is_refused(document):
-    with pytest.raises(FlagError, match="failed to resolve"):
-        from_config_file(NSQD_FLAGS, document)
+    FakeNsqd(**given(argument))
