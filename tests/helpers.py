@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
@@ -276,3 +276,9 @@ def tracing_bytecodes(trace: Callable[..., Any]) -> Iterator[None]:  # Any: what
         yield
     finally:
         sys.settrace(before)
+
+
+def first_of(nsqds: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:  # Any: FakeNsqd, and links
+    """Make a strategy of a producer: the first of these nsqds that has a link; of its links, the least busy."""
+    addresses = [nsqd.tcp_address for nsqd in nsqds]
+    return lambda links: min(links, key=lambda link: (addresses.index(link.address), link.pending))

@@ -1,4 +1,4 @@
-"""Automatic batches: sends publishes with one topic and key as one MPUB. Each publish has its own deadline and outcome.
+"""Automatic batches: sends publishes with one topic as one MPUB. Each publish has its own deadline and outcome.
 
 This module owns batches until they are sent. A batch is sent in the same way as a single publish.
 """
@@ -28,7 +28,6 @@ class Batch(MultiPublish):
         deadline = min([member.deadline for member in members])
         super().__init__(first.topic, [member.body for member in members], first.started, deadline)
         self.owner = first.owner
-        self.key = first.key
         self.refused_by = frozenset().union(*(member.refused_by for member in members))
         self.members: list[PendingPublish] = members
 
@@ -65,7 +64,7 @@ class _OpenBatch:
 
 
 class Batcher:
-    """Collects publishes with the same topic and key in a batch.
+    """Collects publishes with the same topic in a batch.
 
     A batch is sent when it has batch_messages messages, when the next message would make it longer than batch_bytes or
     max_body_size (if set), when batch_linger seconds have passed since it was opened, or when flush() is called.
@@ -82,7 +81,7 @@ class Batcher:
         self._max_bytes = (options.batch_bytes if limit is None else min(options.batch_bytes, limit)) - 4
         self._linger = options.batch_linger
         self._clock = clock
-        self._open: dict[tuple[str, bytes | str | None], _OpenBatch] = {}
+        self._open: dict[str, _OpenBatch] = {}
         self._opened = Event()
 
     def add(self, publish: PendingPublish) -> None:
@@ -90,20 +89,20 @@ class Batcher:
         if not publish.is_batchable:
             self._send(publish)
             return
-        key = (publish.topic, publish.key)
-        batch = self._open.get(key)
+        topic = publish.topic
+        batch = self._open.get(topic)
         if batch is None:
-            batch = self._open_batch(key)
+            batch = self._open_batch(topic)
         free_bytes = batch.free_bytes - publish.largest_message - 4
         if free_bytes < 0 and batch.members:
-            self._close_batch(key)
-            batch = self._open_batch(key)
+            self._close_batch(topic)
+            batch = self._open_batch(topic)
             free_bytes = batch.free_bytes - publish.largest_message - 4
         batch.free_bytes = free_bytes
         members = batch.members
         members.append(publish)
         if free_bytes <= 0 or len(members) >= self._max_messages:
-            self._close_batch(key)
+            self._close_batch(topic)
 
     def waiting(self) -> Iterator[PendingPublish]:
         """Yield the publishes that are in batches that were not sent."""
@@ -117,8 +116,8 @@ class Batcher:
 
     def flush(self) -> None:
         """Send all batches, even if they are not full."""
-        for key in list(self._open):
-            self._close_batch(key)
+        for topic in list(self._open):
+            self._close_batch(topic)
 
     def run(self) -> None:
         """Send batches when they have waited for batch_linger, until the greenlet is killed."""
@@ -129,12 +128,12 @@ class Batcher:
                 self._opened.clear()
                 self._clock.wait(self._opened, min(pause, MAX_SLEEP))
                 continue
-            for key, batch in list(self._open.items()):
+            for topic, batch in list(self._open.items()):
                 if batch.due <= due:
-                    self._close_batch(key)
+                    self._close_batch(topic)
 
-    def _open_batch(self, key: tuple[str, bytes | str | None]) -> _OpenBatch:
-        batch = self._open[key] = _OpenBatch(self._clock.monotonic() + self._linger, self._max_bytes)
+    def _open_batch(self, topic: str) -> _OpenBatch:
+        batch = self._open[topic] = _OpenBatch(self._clock.monotonic() + self._linger, self._max_bytes)
         if len(self._open) == 1:
             if self._linger:
                 self._opened.set()
@@ -143,8 +142,8 @@ class Batcher:
                 gevent.get_hub().loop.run_callback(self.flush)
         return batch
 
-    def _close_batch(self, key: tuple[str, bytes | str | None]) -> None:
-        members = [member for member in self._open.pop(key).members if not member.done]
+    def _close_batch(self, topic: str) -> None:
+        members = [member for member in self._open.pop(topic).members if not member.done]
         if len(members) == 1:
             members[0].is_batchable = False
             self._send(members[0])

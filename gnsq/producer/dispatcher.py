@@ -13,7 +13,7 @@ one hub; only publish(), wait_for_capacity() and flush() wait.
 #     publishes, `ProducerRuntime.publish_from_thread` in producer/runtime.py passes it to the producer's hub.
 #  3. `Dispatcher.submit` reserves bytes of max_pending_bytes; if too few are left, the publish waits for
 #     `Dispatcher._admit_waiting`.
-#  4. `Batcher.add` in producer/batching.py collects publishes with one topic and key, if batch_messages is set.
+#  4. `Batcher.add` in producer/batching.py collects publishes with one topic, if batch_messages is set.
 #  5. `Dispatcher.send` asks the strategy, such as `round_robin` in producer/routing.py, for a link.
 #  6. `Link` in producer/publish.py, the link over one connection, passes it to `Writer.submit` in nsqd/writer.py. If
 #     nothing else is pending on the connection, `TcpTransport.send_nowait` in transport.py sends what
@@ -333,7 +333,7 @@ class Dispatcher:
         if publish.refused_by:
             links = [link for link in links if link.address not in publish.refused_by] or links
         try:
-            link = publish.link = self._choose(links, publish.key)
+            link = publish.link = self._choose(links)
         except Exception as error:  # noqa: BLE001  # the user's strategy may raise anything; only this publish fails
             failure = NSQNotSent(f"publish to {publish.topic}: the strategy can't choose: {error!r}")
             failure.__cause__ = error

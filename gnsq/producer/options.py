@@ -52,8 +52,7 @@ class ProducerOptions(Options):
     )
     strategy: StrategyOption = option(
         "round_robin",
-        "chooses the nsqd for each publish: `round_robin`, `least_pending`, `primary` (the first given address "
-        "that is connected), `consistent` (by `key=`), or a function of (links, key)",
+        "chooses the nsqd for each publish: `round_robin`, or a function that returns one of the links that it gets",
     )
     connections_per_nsqd: int = option(
         1, "number of the connections to each nsqd", unit="connections", minimum=1, maximum=100

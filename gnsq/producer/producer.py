@@ -33,7 +33,7 @@ from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
 from gnsq.producer.publish import DeferredPublish, MultiPublish, PendingPublish, PublishCounts, Unconfirmed
 from gnsq.producer.publish_many import Chunk, publish_chunks
 from gnsq.producer.result import PublishResult
-from gnsq.producer.routing import Key, checked_key, make_strategy
+from gnsq.producer.routing import make_strategy
 from gnsq.producer.runtime import ProducerRuntime
 from gnsq.protocol import commands
 from gnsq.protocol.frames import OK
@@ -134,7 +134,6 @@ class Producer(Client):
         # Cached: checking a name takes 1 us, and most programs publish to a few topics.
         self._check_topic = functools.lru_cache(1000)(assert_valid_topic_name)
         self._max_message = self.options.max_msg_size or LARGE_BODY
-        self._needs_key = self.options.strategy == "consistent"
         greenlets = ClientGreenlets(self.log_owner, clock, self.logger)
         self._make_runtime = functools.partial(
             ProducerRuntime, self, clock, connection, self._reconnect, response_receivers, greenlets
@@ -302,8 +301,6 @@ class Producer(Client):
         block: bool = True,
         timeout: Seconds | None = None,
         raise_error: Literal[True] = True,
-        *,
-        key: Key = None,
     ) -> bytes: ...
 
     @overload
@@ -316,7 +313,6 @@ class Producer(Client):
         timeout: Seconds | None = None,
         *,
         raise_error: Literal[False],
-        key: Key = None,
     ) -> PublishResult: ...
 
     @overload
@@ -328,8 +324,6 @@ class Producer(Client):
         block: bool = True,
         timeout: Seconds | None = None,
         raise_error: bool = True,
-        *,
-        key: Key = None,
     ) -> bytes | PublishResult: ...
 
     def publish(
@@ -340,8 +334,6 @@ class Producer(Client):
         block: bool = True,
         timeout: Seconds | None = None,
         raise_error: bool = True,
-        *,
-        key: Key = None,
     ) -> bytes | PublishResult:
         """Publish a message and wait until nsqd has confirmed it.
 
@@ -351,7 +343,6 @@ class Producer(Client):
                 before the first publish, which otherwise finds no connection.
             timeout: Seconds for capacity, connection, sending and response together; default: publish_timeout.
             raise_error: If False, do not wait: call publish_async(), and return its PublishResult.
-            key: Argument of the strategy. With ``consistent``, messages with the same key go to the same nsqd.
 
         Returns:
             b"OK".
@@ -365,8 +356,8 @@ class Producer(Client):
         """
         if raise_error is not True:
             check_flag("raise_error", raise_error)
-            return self.publish_async(topic, data, defer, block, timeout, key=key)
-        return self._submit_and_wait(self._make_publish(topic, data, defer, timeout, key), block)
+            return self.publish_async(topic, data, defer, block, timeout)
+        return self._submit_and_wait(self._make_publish(topic, data, defer, timeout), block)
 
     def publish_async(
         self,
@@ -375,8 +366,6 @@ class Producer(Client):
         defer: Milliseconds | None = None,
         block: bool = True,
         timeout: Seconds | None = None,
-        *,
-        key: Key = None,
     ) -> PublishResult:
         """Publish a message without waiting for nsqd's response.
 
@@ -391,7 +380,7 @@ class Producer(Client):
             NSQException: An error of publish(), if the publish is not accepted. The result gets the errors of an
                 accepted publish.
         """
-        return self._submit(self._make_publish(topic, data, defer, timeout, key), block)
+        return self._submit(self._make_publish(topic, data, defer, timeout), block)
 
     @overload
     def multipublish(
@@ -401,8 +390,6 @@ class Producer(Client):
         block: bool = True,
         timeout: Seconds | None = None,
         raise_error: Literal[True] = True,
-        *,
-        key: Key = None,
     ) -> bytes: ...
 
     @overload
@@ -414,7 +401,6 @@ class Producer(Client):
         timeout: Seconds | None = None,
         *,
         raise_error: Literal[False],
-        key: Key = None,
     ) -> PublishResult: ...
 
     @overload
@@ -425,8 +411,6 @@ class Producer(Client):
         block: bool = True,
         timeout: Seconds | None = None,
         raise_error: bool = True,
-        *,
-        key: Key = None,
     ) -> bytes | PublishResult: ...
 
     def multipublish(
@@ -436,8 +420,6 @@ class Producer(Client):
         block: bool = True,
         timeout: Seconds | None = None,
         raise_error: bool = True,
-        *,
-        key: Key = None,
     ) -> bytes | PublishResult:
         """Publish messages in one MPUB and wait until nsqd has confirmed them. Arguments and errors as for publish().
 
@@ -447,7 +429,7 @@ class Producer(Client):
             ValueError: In the cases of publish(), and if the body of the MPUB is longer than max_body_size.
         """
         check_flag("raise_error", raise_error)
-        publish = self._make_multipublish(topic, messages, timeout, key)
+        publish = self._make_multipublish(topic, messages, timeout)
         return self._submit_and_wait(publish, block) if raise_error else self._submit(publish, block)
 
     def publish_many(
@@ -456,8 +438,6 @@ class Producer(Client):
         messages: Iterable[bytes],
         timeout: Seconds | None = None,
         raise_error: bool = True,
-        *,
-        key: Key = None,
     ) -> list[Chunk]:
         """Publish any number of messages in chunks. Each chunk is an MPUB, and several chunks are sent concurrently.
 
@@ -473,7 +453,7 @@ class Producer(Client):
             NSQManyFailed: If a chunk failed. The error has all chunks so far. Once the failure was known,
                 no message was taken from the iterable. With raise_error=False, only if the iterable itself raised an
                 exception (the ``__cause__``) or the producer was closed.
-            ValueError, TypeError: If the topic, the key or the timeout is not valid, or messages is a str or bytes.
+            ValueError, TypeError: If the topic or the timeout is not valid, or messages is a str or bytes.
             RuntimeError: If called in the hub itself.
         """
         if is_hub_greenlet():
@@ -484,14 +464,14 @@ class Producer(Client):
         checked_timeout(timeout, self._timeout)
 
         def submit(bodies: list[bytes]) -> PublishResult:
-            return self._submit(self._make_multipublish(topic, bodies, timeout, key), block=True)
+            return self._submit(self._make_multipublish(topic, bodies, timeout), block=True)
 
         return publish_chunks(submit, messages, self.options, raise_error=raise_error, owner=self.log_owner)
 
     # --- make and submit
 
     def _make_publish(
-        self, topic: str, data: bytes, defer: Milliseconds | None, timeout: Seconds | None, key: Key
+        self, topic: str, data: bytes, defer: Milliseconds | None, timeout: Seconds | None
     ) -> PendingPublish:
         """Make a PUB or DPUB.
 
@@ -514,13 +494,9 @@ class Producer(Client):
             publish = DeferredPublish(topic, data, defer, now, now + timeout)
         else:
             publish = PendingPublish(topic, data, now, now + timeout)
-        if key is not None or self._needs_key:
-            publish.key = checked_key(key)
         return publish
 
-    def _make_multipublish(
-        self, topic: str, messages: Iterable[bytes], timeout: Seconds | None, key: Key
-    ) -> PendingPublish:
+    def _make_multipublish(self, topic: str, messages: Iterable[bytes], timeout: Seconds | None) -> PendingPublish:
         """Make an MPUB.
 
         Raises:
@@ -544,8 +520,6 @@ class Producer(Client):
             raise ValueError(f"multipublish of {count} is {publish.mpub_body_size} bytes, max_body_size is {limit}")
         if publish.mpub_body_size >= LARGE_BODY:
             commands.multipublish(topic, publish.bodies)
-        if key is not None or self._needs_key:
-            publish.key = checked_key(key)
         return publish
 
     def _check_size(self, size: int) -> None:

@@ -306,7 +306,6 @@ class PendingPublish:
         waiter: Greenlet that waits in Dispatcher.publish().
         result: Object that gets the outcome when the publish ends, if there is no waiter.
         on_capacity: Called when the publish gets capacity, or when it ends without capacity.
-        key: Argument of the strategy.
         refused_by, refusals, refused_error: Addresses of nsqds that refused it, number and last error of the refusals.
         lost_error: Why nsqd may have executed an earlier try, if the publish was retried after that; otherwise None.
     """
@@ -325,7 +324,6 @@ class PendingPublish:
     waiter: Any = None  # Any: a greenlet; gevent has no types
     result: PublishResult | None = None
     on_capacity: Callable[[], object] | None = None
-    key: bytes | str | None = None
     refused_by: frozenset[str] = frozenset()
     refusals = 0
     refused_error: NSQErrorCode | None = None

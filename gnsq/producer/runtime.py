@@ -106,7 +106,7 @@ class ProducerRuntime(ConnectionListener):
         self.dispatcher = Dispatcher(
             options,
             self._clock,
-            make_strategy(options.strategy, producer.addresses),
+            make_strategy(options.strategy),
             counts,
             nsqd_count=lambda: len(self._addresses),
             no_connection_error=self._no_connection_error,

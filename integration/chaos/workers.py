@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import zlib
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,7 +28,7 @@ from gnsq.clock import RealClock
 from gnsq.contrib.batch import BatchHandler
 from gnsq.dead_letter import decode_dead_letter
 from gnsq.errors import NSQErrorCode, NSQException, NSQGiveUp, NSQNotSent, NSQUnknown
-from gnsq.producer.routing import least_pending, round_robin
+from gnsq.producer.routing import round_robin
 from gnsq.running import StopSignals, run
 
 # Seconds.
@@ -112,22 +111,25 @@ def usage() -> dict[str, int]:
 # --- producer
 
 
+def _least_pending(links: Sequence[Any]) -> Any:
+    return min(links, key=lambda link: link.pending)
+
+
 class Publisher:
-    """Publishes in each way, and writes the outcome of each body."""
+    """Publishes in each way, and writes the outcome of each body, with the nsqds that were chosen meanwhile."""
 
     def __init__(self, settings: dict[str, Any], ledger: Ledger, clock: SteppedClock, chosen: random.Random) -> None:
         self._ledger, self._chosen, self._name = ledger, chosen, settings["name"]
         self._topic, self._pause = settings["topic"], 4 / settings["rate"]
-        self._inner = chosen.choice([round_robin, least_pending])()
-        self._addresses: dict[str, list[str]] = defaultdict(list)
+        self._inner = chosen.choice([round_robin(), _least_pending])
+        self._addresses: list[str] = []  # of all choices
         self._timeout = settings["options"]["publish_timeout"]
         self.producer = Producer(strategy=self._choose, clock=clock, name=self._name, **settings["options"])
         self._count = 0
 
-    def _choose(self, links: Sequence[Any], key: Any) -> Any:
-        link = self._inner(links, None)
-        if link.address not in self._addresses[key]:
-            self._addresses[key].append(link.address)
+    def _choose(self, links: Sequence[Any]) -> Any:
+        link = self._inner(links)
+        self._addresses.append(link.address)
         return link
 
     def run(self, stop: StopSignals) -> None:
@@ -150,20 +152,24 @@ class Publisher:
         bodies = [body_of(key) for key in keys]
         defer = self._chosen.randint(100, 2000) if kind == "dpub" else None
         due = 0.0 if defer is None else time.time() + defer / 1000
+        first = len(self._addresses)
         self._ledger.write("P", call, self._topic, self._timeout, due, keys)
         if kind == "mpub":
-            self._end(call, keys, lambda: self.producer.multipublish(self._topic, bodies, key=call))
+            self._end(call, first, keys, lambda: self.producer.multipublish(self._topic, bodies))
         elif kind == "async":
             publish = self.producer.publish_async
-            results = [(key, publish(self._topic, body, key=call)) for key, body in zip(keys, bodies, strict=True)]
+            results = [(key, publish(self._topic, body)) for key, body in zip(keys, bodies, strict=True)]
             for key, result in results:
-                self._end(call, [key], result.get)
+                self._end(call, first, [key], result.get)
         else:
-            self._end(call, keys, lambda: self.producer.publish(self._topic, bodies[0], defer, key=call))
-        self._addresses.pop(call, None)
+            self._end(call, first, keys, lambda: self.producer.publish(self._topic, bodies[0], defer))
 
-    def _end(self, call: str, keys: Sequence[str], get: Callable[[], object]) -> None:
-        """Wait for the end of a publish, and write its outcome."""
+    def _end(self, call: str, first: int, keys: Sequence[str], get: Callable[[], object]) -> None:
+        """Wait for the end of a publish, and write its outcome.
+
+        Args:
+            first: Index of the first choice since its call.
+        """
         outcome, text = "confirmed", ""
         try:
             get()
@@ -171,7 +177,7 @@ class Publisher:
             kinds = {NSQUnknown: "unknown", NSQNotSent: "not sent", NSQErrorCode: "refused"}
             outcome = next((name for kind, name in kinds.items() if isinstance(error, kind)), "other")
             text = f"{type(error).__name__}: {error}"
-        self._ledger.write("O", call, outcome, self._addresses[call], keys, text)
+        self._ledger.write("O", call, outcome, sorted({*self._addresses[first:]}), keys, text)
 
 
 def produce(settings: dict[str, Any], ledger: Ledger, clock: SteppedClock, chosen: random.Random) -> None:

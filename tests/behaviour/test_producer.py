@@ -39,7 +39,7 @@ def channel(nsqd, topic):
     [
         pytest.param({}, id="pipelined"),
         pytest.param({"batch_messages": 50}, id="batches"),
-        pytest.param({"connections_per_nsqd": 3, "strategy": "least_pending"}, id="three connections"),
+        pytest.param({"connections_per_nsqd": 3}, id="three connections"),
         pytest.param({"max_pending_bytes": 2000}, id="little room"),
         pytest.param({"snappy": True, "batch_messages": 50}, id="snappy"),
         pytest.param({"threaded": True}, id="threaded"),

@@ -82,9 +82,6 @@ WAYS = parameters(
         ("publish, threaded", {"threaded": True}, lambda p, **how: p.publish("t", b"1", **how)),
         ("publish_async, threaded", {"threaded": True}, lambda p, **how: p.publish_async("t", b"1", **how).get()),
         ("batch", {"batch_messages": 1}, lambda p, **how: p.publish("t", b"1", **how)),
-        ("primary", {"strategy": "primary"}, lambda p, **how: p.publish("t", b"1", **how)),
-        ("least_pending", {"strategy": "least_pending"}, lambda p, **how: p.publish("t", b"1", **how)),
-        ("consistent", {"strategy": "consistent"}, lambda p, **how: p.publish("t", b"1", key="k", **how)),
         ("connections_per_nsqd", {"connections_per_nsqd": 3}, lambda p, **how: p.publish("t", b"1", **how)),
     ]
 )
@@ -109,7 +106,7 @@ def test_publish_whose_deadline_is_over_is_never_sent(fakensqd, options, publish
             producer.start()
         with pytest.raises(NSQNotSent):
             publish(producer, timeout=0)
-        producer.publish("u", b"2", key="k")
+        producer.publish("u", b"2")
     producer.close(timeout=0)
 
     assert fakensqd.transcript.published("t") == []

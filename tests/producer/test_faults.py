@@ -24,6 +24,7 @@ from gnsq.errors import (
     NSQUnknownTimeout,
 )
 from gnsq.protocol.frames import RESPONSE, encode_frame
+from tests.helpers import first_of
 from tests.producer.conftest import stored
 
 BIG = b"x" * 2_000_000
@@ -237,7 +238,7 @@ def test_refused_publish_that_is_not_sent_again_in_time_stays_refused(nsqd, cloc
 
 @pytest.mark.parametrize("batching", [{}, {"batch_messages": 2}], ids=["alone", "in batches"])
 def test_nsqd_that_always_fails_costs_no_publish_if_two_others_run(nsqds, clock, producing, begin, batching):
-    producer = producing(*nsqds, strategy="primary", connections_per_nsqd=3, **batching)
+    producer = producing(*nsqds, strategy=first_of(nsqds), connections_per_nsqd=3, **batching)
     nsqds[0].add(on.command("PUB").always(), error("E_PUB_FAILED"), optional=True)
     nsqds[0].add(on.command("MPUB").always(), error("E_MPUB_FAILED"), optional=True)
 
@@ -328,13 +329,16 @@ def test_member_of_a_batch_is_not_refused_for_an_expired_one(clock, producing, b
 
 
 def test_strategy_that_raises_fails_its_publish_alone(nsqd, clock, producing, begin):
-    def choose(links, key):
-        return links[0] if key is None else links[key]
+    calls = []
+
+    def choose(links):
+        calls.append(links)
+        return links["bad" if len(calls) == 2 else 0]
 
     producer = producing(nsqd, strategy=choose)
     nsqd.down()
     clock.advance(0.1)
-    jobs = [begin(producer.publish, "t", b"%d" % number, key=key) for number, key in enumerate([None, b"bad", None])]
+    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(3)]
 
     nsqd.up()
     clock.advance(2.0)
@@ -399,7 +403,7 @@ def test_publish_without_block_and_capacity_is_not_sent(nsqd, clock, producing, 
 
 
 def test_stalled_nsqd_is_used_if_there_is_no_other(nsqds, clock, producing, begin):
-    producer = producing(*nsqds[:2], strategy="primary")
+    producer = producing(*nsqds[:2], strategy=first_of(nsqds))
     with nsqds[0].link.add(stall(), upstream=False):
         jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(2)]
         clock.advance(8.0)

@@ -8,7 +8,7 @@ import pytest
 from fakensqd import FakeNsqd
 from fakensqd.faults.toxics import stall
 from gnsq import Producer
-from tests.helpers import wait_until
+from tests.helpers import first_of, wait_until
 
 
 def test_lost_connections_of_a_producer_to_one_nsqd_are_one_line_that_names_it(nsqd, clock, lines):
@@ -34,7 +34,7 @@ def test_option_that_nsqd_does_not_offer_is_one_warning_for_all_connections_to_i
 def test_stalled_nsqd_is_logged_with_its_producer_and_again_when_it_answers(clock, lines):
     with FakeNsqd(clock=clock) as one, FakeNsqd(clock=clock) as two:
         addresses = [one.tcp_address, two.tcp_address]
-        with Producer(addresses, clock=clock, name="orders", strategy="primary") as producer:
+        with Producer(addresses, clock=clock, name="orders", strategy=first_of([one, two])) as producer:
             clock.advance(0.0)  # both connect
             with one.link.add(stall()):
                 result = producer.publish_async("t", b"x", timeout=300)

@@ -53,7 +53,6 @@ MISUSES = [
     ("defer", True, TypeError, "defer must be an int of milliseconds, not True"),
     ("block", 5, TypeError, "block must be True or False, not 5"),
     ("raise_error", "no", TypeError, "raise_error must be True or False, not 'no'"),
-    ("key", 5, TypeError, "key must be bytes or str, not 5"),
     ("timeout", "5", TypeError, "timeout must be a number of seconds, not '5'"),
     ("timeout", True, TypeError, "timeout must be a number of seconds, not True"),
     ("timeout", timedelta(seconds=-5), ValueError, r"timeout -5\.0 must be at least 0"),

@@ -75,6 +75,16 @@ others = st.one_of(
     st.tuples(st.just("yield"), st.integers(1, 20)),
     st.tuples(st.just("flush"), limits),
 )
+
+
+def least_pending(links):
+    return min(links, key=lambda link: link.pending)
+
+
+def lowest_address(links):
+    return min(links, key=lambda link: link.address)
+
+
 steps = st.lists(st.one_of(publishes, publishes, troubles, others), max_size=14)
 options = st.fixed_dictionaries(
     {},
@@ -85,7 +95,7 @@ options = st.fixed_dictionaries(
         "batch_linger": st.sampled_from([0.0, 0.01, 1.0]),
         "max_pending_bytes": st.sampled_from([1, 500, 5000]),
         "connections_per_nsqd": st.just(2),
-        "strategy": st.sampled_from(["least_pending", "primary"]),
+        "strategy": st.sampled_from([least_pending, lowest_address]),
         "deflate": st.booleans(),
         "heartbeat_interval": st.just(4.0),
     },

@@ -172,7 +172,7 @@ def test_nsqd_added_in_a_thread_is_published_to(fakensqd, threads):
 def test_nsqds_are_replaced_and_the_connection_to_another_is_not_opened_again(threads):
     with FakeCluster(nsqds=2).in_thread() as cluster:
         first, second = cluster.nsqds
-        with Producer(first.tcp_address, strategy="least_pending") as producer:
+        with Producer(first.tcp_address) as producer:
             threads.start(lambda number: producer.set_nsqds(second.tcp_address))
             threads.wait()
             first.down()
