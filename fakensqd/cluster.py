@@ -7,7 +7,7 @@ import os
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self
 
 from fakensqd.addresses import join_address
 from fakensqd.clock import Clock
@@ -16,7 +16,7 @@ from fakensqd.faults.rules import Action, ActionFunction, Match, Point, Rule, Sc
 from fakensqd.lookupd.server import FakeLookupd
 from fakensqd.nsqd.published import MessageAssertions
 from fakensqd.nsqd.server import FakeNsqd
-from fakensqd.options import ClusterOptionsDict, NsqdOptions
+from fakensqd.options import NsqdOptions
 from fakensqd.server import Server
 from gnsq.tracebacks import clears_locals
 
@@ -60,7 +60,7 @@ class FakeCluster(MessageAssertions, Server):
         clock: Clock | None = None,
         host: str = "127.0.0.1",
         base_port: int = 0,
-        **options: Unpack[ClusterOptionsDict],
+        **options: Any,  # of all types; NsqdOptions checks them
     ) -> None:
         NsqdOptions.from_keywords(FakeCluster, options)  # raises TypeError or ValueError for bad options
         if base_port:

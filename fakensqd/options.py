@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TypedDict
 
 from gnsq.options import Options, option
 
 __all__ = [
-    "ClusterOptionsDict",
     "DaemonOptions",
     "IGNORED_OPTIONS",
     "LOG_LEVELS",
     "LookupdOptions",
-    "LookupdOptionsDict",
     "NSQ_VERSION",
     "NsqdOptions",
-    "NsqdOptionsDict",
     "OWN_OPTIONS",
     "TLS_VERSIONS",
     "TlsRequired",
@@ -182,64 +176,3 @@ class LookupdOptions(DaemonOptions):
         300.0, "time without a PING after which an nsqd is not listed", unit="s", minimum=0
     )
     tombstone_lifetime: float = option(45.0, "time that a tombstone hides an nsqd", unit="s", minimum=0)
-
-
-class _CommonOptionsDict(TypedDict, total=False):
-    broadcast_address: str
-    release: str
-    record: bool
-    seed: int | None
-
-
-class _DaemonOptionsDict(_CommonOptionsDict, total=False):
-    tcp_address: str
-    http_address: str
-
-
-class ClusterOptionsDict(_CommonOptionsDict, total=False):
-    """The options of NsqdOptions as typed keywords, except those that FakeCluster sets itself."""
-
-    https_address: str
-    broadcast_tcp_port: int
-    broadcast_http_port: int
-    lookupd_ping_interval: float | timedelta
-    log_level: str
-    mem_queue_size: int
-    max_msg_size: int
-    max_body_size: int
-    msg_timeout: float | timedelta
-    max_msg_timeout: float | timedelta
-    max_req_timeout: float | timedelta
-    max_rdy_count: int
-    max_heartbeat_interval: float | timedelta
-    max_output_buffer_size: int
-    max_output_buffer_timeout: float | timedelta
-    min_output_buffer_timeout: float | timedelta
-    output_buffer_timeout: float | timedelta
-    max_channel_consumers: int
-    tls_cert: str
-    tls_key: str
-    tls_root_ca_file: str
-    tls_client_auth_policy: str
-    tls_required: str | bool
-    tls_min_version: str
-    snappy: bool
-    deflate: bool
-    max_deflate_level: int
-    auth_http_addresses: str | Sequence[str]
-    http_client_connect_timeout: float | timedelta
-    http_client_request_timeout: float | timedelta
-
-
-class NsqdOptionsDict(ClusterOptionsDict, _DaemonOptionsDict, total=False):
-    """The options of NsqdOptions as typed keywords."""
-
-    lookupd_tcp_addresses: str | Sequence[str]
-    node_id: int
-
-
-class LookupdOptionsDict(_DaemonOptionsDict, total=False):
-    """The options of LookupdOptions as typed keywords."""
-
-    inactive_producer_timeout: float | timedelta
-    tombstone_lifetime: float | timedelta

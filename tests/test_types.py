@@ -12,7 +12,6 @@ from typing import NotRequired, get_args, get_origin, get_type_hints, is_typeddi
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.options import ClusterOptionsDict, LookupdOptions, LookupdOptionsDict, NsqdOptions, NsqdOptionsDict
 from gnsq import Consumer, NsqdHTTPClient, NsqdTCPClient, Producer, signals
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict
 from gnsq.httpclient import HTTPClient, HttpClientOptionsDict, HttpOptions, HttpOptionsDict
@@ -34,14 +33,10 @@ OPTIONS = [
     pytest.param(ConsumerOptionsDict, [ConsumerOptions, ReconnectOptions, ConnectionOptions], Consumer, id="Consumer"),
     pytest.param(ProducerOptionsDict, [ProducerOptions, ReconnectOptions, ConnectionOptions], Producer, id="Producer"),
     pytest.param(HttpOptionsDict, [HttpOptions], HTTPClient, id="HTTPClient"),
-    pytest.param(NsqdOptionsDict, [NsqdOptions], None, id="FakeNsqd"),
-    pytest.param(LookupdOptionsDict, [LookupdOptions], None, id="FakeLookupd"),
 ]
 WIDER = {
     # Values of gnsq 1.0 are taken, too: urllib3's objects, numbers of ssl, paths.
     HttpOptionsDict: {"timeout", "retries", "cert_reqs", "ca_certs", "cert_file", "key_file"},
-    # One address may stand for a tuple of one.
-    NsqdOptionsDict: {"lookupd_tcp_addresses", "auth_http_addresses"},
 }
 
 
@@ -74,12 +69,6 @@ def test_typed_keywords_of_subclasses_of_http_client_are_those_of_its_constructo
     own = parameters_of(HTTPClient) - {"host", "port"}
 
     assert set(HttpClientOptionsDict.__annotations__) == {*HttpOptionsDict.__annotations__, *own}
-
-
-def test_typed_keywords_of_a_cluster_are_those_that_it_does_not_set():
-    own = {"tcp_address", "http_address", "lookupd_tcp_addresses", "node_id"}
-
-    assert set(NsqdOptionsDict.__annotations__) - set(ClusterOptionsDict.__annotations__) == own
 
 
 # --- what nsqd answers ------------------------------------------------------------------------------------------------
@@ -391,10 +380,6 @@ WRONG_IN_A_TEST = [
     ("fakensqd.no_such_thing", "attr-defined"),
     ("FakeNsqd().in_thread().start().no_such_thing", "attr-defined"),
     ("FakeAuthServer(thread=True)", "call-arg"),
-    ("FakeNsqd(max_msg_sise=1000)", "call-arg"),
-    ("FakeNsqd(max_msg_size='1000')", "arg-type"),
-    ("FakeLookupd(tombstone=1.0)", "call-arg"),
-    ("FakeCluster(node_id=1)", "call-arg"),
     ("fakecluster.messages(1)", "arg-type"),
     ("on.frame('pong')", "arg-type"),
     ("corrupt('head')", "arg-type"),

@@ -20,7 +20,6 @@ from gnsq.options import VERSION
 if TYPE_CHECKING:
     from fakensqd.cluster import FakeCluster
     from fakensqd.daemon.daemon import Daemon
-    from fakensqd.options import ClusterOptionsDict
 
 __all__ = ["command_line"]
 
@@ -95,7 +94,7 @@ def _cluster(
     stopping = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(number, stopping.set)
-    options: ClusterOptionsDict = {} if broadcast_address is None else {"broadcast_address": broadcast_address}
+    options: dict[str, Any] = {} if broadcast_address is None else {"broadcast_address": broadcast_address}
     try:
         cluster = FakeCluster(nsqds, lookupds, host=host, base_port=base_port or 0, **options)
     except ValueError as error:

@@ -7,14 +7,14 @@ respond to clients.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Unpack
+from typing import Any
 
 from fakensqd.clock import Clock
 from fakensqd.daemon.daemon import Daemon
 from fakensqd.lookupd.http import lookupd_application
 from fakensqd.lookupd.registry import Registry
 from fakensqd.lookupd.session import LOOKUPD, LookupdSession
-from fakensqd.options import LookupdOptions, LookupdOptionsDict
+from fakensqd.options import LookupdOptions
 from fakensqd.router import Application
 from gnsq.tracebacks import clears_locals
 
@@ -41,7 +41,7 @@ class FakeLookupd(Daemon):
         self,
         *,
         clock: Clock | None = None,
-        **options: Unpack[LookupdOptionsDict],
+        **options: Any,  # of all types; LookupdOptions checks them
     ) -> None:
         self.options = LookupdOptions.from_keywords(FakeLookupd, options)
         super().__init__(self.options, clock)

@@ -7,7 +7,7 @@ clients. Modules that take long to import and that few tests need are imported a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any
 
 from fakensqd.clock import Clock, Timer
 from fakensqd.daemon.daemon import Daemon
@@ -15,7 +15,7 @@ from fakensqd.nsqd.broker import Broker, BrokerEvents, Topic
 from fakensqd.nsqd.http import nsqd_application, tls_required_application
 from fakensqd.nsqd.published import MessageAssertions, PublishedBodies, check_body_types
 from fakensqd.nsqd.session import NSQD, Session
-from fakensqd.options import NsqdOptions, NsqdOptionsDict, TlsRequired
+from fakensqd.options import NsqdOptions, TlsRequired
 from fakensqd.router import Application
 from fakensqd.transcript import Entry
 from gnsq.protocol.names import assert_valid_topic_name, is_ephemeral
@@ -51,7 +51,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         self,
         *,
         clock: Clock | None = None,
-        **options: Unpack[NsqdOptionsDict],
+        **options: Any,  # of all types; NsqdOptions checks them
     ) -> None:
         self.options = NsqdOptions.from_keywords(FakeNsqd, options)
         super().__init__(
