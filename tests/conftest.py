@@ -3,7 +3,6 @@
 import gc
 import logging
 import os
-import resource
 import signal
 from datetime import timedelta
 
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from fakensqd.clock import ManualClock
 from gnsq import Consumer
+from tests.helpers import allow_open_files
 
 # The deadline is there to find what hangs, not what is slow: a machine may be busy.
 # Few examples of each, since "make fuzz" runs these tests with many.
@@ -24,6 +24,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 # them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Shells may allow 256 or 1,024 open files. A test that needs more than this calls need_open_files().
+allow_open_files(2048)
 
 # On a busy machine a hub may not run for a second: its warning must not be among the log lines that a test expects.
 logging.getLogger("gnsq.concurrency.hub_monitor").setLevel(logging.ERROR)
@@ -82,13 +85,3 @@ def lines(caplog):
         return [record.getMessage() for record in records]
 
     return logged
-
-
-@pytest.fixture
-def many_descriptors():
-    """Allow some thousand connections with both ends in this process."""
-    wanted = 4096
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], wanted), max(before[1], wanted)))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
+import shlex
 import signal
 import socket
 import subprocess
@@ -14,6 +16,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 import gevent
+import pytest
 from gevent.event import Event
 from gevent.server import StreamServer
 
@@ -23,6 +26,8 @@ from gnsq.errors import NSQConnectionClosed
 from gnsq.protocol.frames import RESPONSE, encode_frame
 
 LIMIT = 10.0
+# For the text of a shell: the path may have blanks.
+PYTHON = shlex.quote(sys.executable)
 # Warnings are errors. Not that of a fork beside threads: Python 3.15 raises it from os.fork() in the parent, which then
 # does not know the child that goes on.
 WARNINGS = ("-W", "error", "-W", "ignore:This process (pid=:DeprecationWarning")
@@ -36,6 +41,27 @@ def wait_until(condition: Callable[[], object], limit: float = LIMIT) -> None:
                 if condition():
                     return
             gevent.sleep(0.001)
+
+
+def allow_open_files(count: int) -> int:
+    """Raise the limit of open files, if it is smaller, as far as this user may; return the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return max(soft, count)
+    try:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (count, hard if hard == resource.RLIM_INFINITY else max(hard, count))
+        )
+    except (OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return hard
+    return count
+
+
+def need_open_files(count: int) -> None:
+    """Allow so many open files; skip the test if this user may not."""
+    if (limit := allow_open_files(count)) < count:
+        pytest.skip(f"{count:,} open files are needed, and {limit:,} are allowed: ulimit -n")
 
 
 @contextlib.contextmanager

@@ -1,13 +1,13 @@
 """gnsq completion: the scripts of the shells."""
 
 import os
+import shlex
 import shutil
 import subprocess
-import sys
 
 import pytest
 
-from tests.helpers import run
+from tests.helpers import PYTHON, run
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -29,17 +29,18 @@ def test_unknown_shell_is_refused(gnsq):
 def program(tmp_path):
     """The command gnsq, in a directory of its own."""
     file = tmp_path / "gnsq"
-    file.write_text(f'#!/bin/sh\nexec {sys.executable} -m gnsq "$@"\n')
+    file.write_text(f'#!/bin/sh\nexec {PYTHON} -m gnsq "$@"\n')
     file.chmod(0o755)
     return file
 
 
 @pytest.mark.subprocess
+@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash on PATH")
 def test_bash_completes_with_the_script(gnsq, program):
     line = ["gnsq", "stats", "--rev"]
-    script = gnsq("completion", "bash").stdout + (
-        f"COMP_WORDS=({' '.join(line)}) COMP_CWORD={len(line) - 1}\n_gnsq_completion {program}\necho ${{COMPREPLY[@]}}"
-    )
+    words = f"COMP_WORDS=({' '.join(line)}) COMP_CWORD={len(line) - 1}"
+    call = f"_gnsq_completion {shlex.quote(str(program))}\necho ${{COMPREPLY[@]}}"
+    script = f"{gnsq('completion', 'bash').stdout}{words}\n{call}"
 
     result = run("bash", "-c", script, env=os.environ, stdin=subprocess.DEVNULL)
 

@@ -13,7 +13,7 @@ from fakensqd import on
 from fakensqd.faults import disconnect, drop, error
 from gnsq.cli.pub import MAX_LINE, READ_SIZE
 from tests.cli.programs import started
-from tests.helpers import LIMIT, child, refused_port, run, run_program, wait_until
+from tests.helpers import LIMIT, PYTHON, child, refused_port, run, run_program, wait_until
 
 
 @pytest.fixture
@@ -430,11 +430,14 @@ def test_signal_ends_the_wait_for_a_named_pipe_that_nobody_writes(fakensqd, tmp_
 
 @pytest.mark.subprocess
 def test_failure_has_its_status_if_the_reader_of_stderr_has_ended():
-    command = f"echo 1 | {sys.executable} -m gnsq pub t --nsqd 127.0.0.1:{refused_port()} --timeout 0.2 2>&1 | true"
+    arguments = ["pub", "t", "--nsqd", f"127.0.0.1:{refused_port()}", "--timeout", "0.2"]
 
-    result = run("bash", "-c", f"{command}; exit ${{PIPESTATUS[1]}}")
+    with child(sys.executable, "-m", "gnsq", *arguments, stdin=subprocess.PIPE) as process:
+        process.stderr.close()
+        process.stdin.write("1\n")
+        process.stdin.close()
 
-    assert result.returncode == 1
+        assert process.wait(60) == 1
 
 
 @pytest.mark.subprocess
@@ -447,7 +450,7 @@ def test_end_of_the_reader_of_stdout_has_status_1(fakensqd, arguments, stderr, b
     read, write = os.pipe()
     os.close(read)
 
-    result = run("sh", "-c", f"exec {sys.executable} -m gnsq {arguments} 2>{stderr}", env=environment, stdout=write)
+    result = run("sh", "-c", f"exec {PYTHON} -m gnsq {arguments} 2>{stderr}", env=environment, stdout=write)
     os.close(write)
 
     assert (result.returncode, result.stderr) == (1, "")
@@ -480,7 +483,7 @@ def test_stdout_that_can_not_be_written_is_an_error_in_one_line(fakensqd, argume
     addresses = {"GNSQ_NSQD": fakensqd.tcp_address, "GNSQ_NSQD_HTTP": fakensqd.http_address}
     environment = {**os.environ, **addresses, "PYTHONUNBUFFERED": "" if buffered else "1"}
 
-    result = run("sh", "-c", f"exec {sys.executable} -m gnsq {arguments} >{stdout}", env=environment)
+    result = run("sh", "-c", f"exec {PYTHON} -m gnsq {arguments} >{stdout}", env=environment)
 
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("Error: ")

@@ -11,7 +11,7 @@ from fakensqd import on
 from fakensqd.faults import disconnect
 from gnsq.dead_letter import DeadLetter, encode_dead_letter
 from tests.cli.programs import gnsq, started
-from tests.helpers import LIMIT, channel_stats, run, wait_until
+from tests.helpers import LIMIT, channel_stats, child, wait_until
 
 
 def letter(body=b'{"n": 1}', *, age=0.0, error="ValueError", reason="bad country", topic="orders"):
@@ -194,12 +194,15 @@ def test_wrong_options_are_refused(fakensqd, arguments, text):
 @pytest.mark.subprocess
 def test_dry_run_ends_in_order_if_its_reader_does(fakensqd):
     fakensqd.publish("dead", *[letter(reason="x" * 300)] * 500)  # more than a pipe holds
-    dry_run = f"{sys.executable} -m gnsq requeue-dead dead --all --dry-run --idle 0.3 --nsqd {fakensqd.tcp_address}"
+    arguments = ["requeue-dead", "dead", "--all", "--dry-run", "--idle", "0.3", "--nsqd", fakensqd.tcp_address]
 
-    result = run("bash", "-c", f"{dry_run} | head -n 1 >/dev/null; exit ${{PIPESTATUS[0]}}")
+    with child(sys.executable, "-m", "gnsq", *arguments) as process:
+        assert process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read()
 
-    assert result.returncode == 0
-    assert "\n500 messages would be requeued" in result.stderr
+        assert process.wait(60) == 0
+    assert "\n500 messages would be requeued" in errors
 
 
 @pytest.mark.subprocess

@@ -10,7 +10,7 @@ import pytest
 from fakensqd import FakeLookupd, FakeNsqd
 from gnsq import Consumer
 from gnsq.stats import ConsumerStats
-from tests.helpers import wait_until
+from tests.helpers import need_open_files, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,8 @@ def addresses_of(nsqd, count):
     return [f"127.0.{number // 250}.{1 + number % 250}:{nsqd.tcp_port}" for number in range(count)]
 
 
-def test_consumer_with_five_hundred_nsqds(many_descriptors):
+def test_consumer_with_five_hundred_nsqds():
+    need_open_files(4096)
     served = Counter()
     with FakeNsqd(tcp_address="0.0.0.0:0") as nsqd:
         addresses = addresses_of(nsqd, 500)

@@ -6,13 +6,14 @@ One for a library is skipped where this is not installed. Nothing is downloaded.
 import importlib.util
 import os
 import re
+import shutil
 import socket
-import sys
 
 import pytest
 
 from tests.docs.pages import example
 from tests.fakensqd.programs import run_command
+from tests.helpers import PYTHON
 
 pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
 
@@ -32,7 +33,7 @@ class Folder:
             found.close()
         program = path / "fakensqd"
         flags = " ".join(f"{FLAGS[port]}=127.0.0.1:{found}" for port, found in self.ports.items())
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m fakensqd "$@" {flags}\n')
+        program.write_text(f'#!/bin/sh\nexec {PYTHON} -m fakensqd "$@" {flags}\n')
         program.chmod(0o755)
         self.environment = os.environ | {"PATH": f"{path}:{os.environ['PATH']}", "PYTHONPATH": os.getcwd()}
 
@@ -56,6 +57,7 @@ def folder(tmp_path):
     return Folder(tmp_path)
 
 
+@pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl on PATH")
 def test_requests_from_the_command_line(folder):
     script = example("fakensqd/any-client.md", "From the command line", language="sh")
 
@@ -77,6 +79,4 @@ def test_python(folder, module, name, code):
     folder.write(name, code)
     script = example("fakensqd/any-client.md", "Python, with another client", language="sh")
 
-    assert " passed" in folder.run(
-        script.replace("pip install asyncnsq pynsq pytest\npytest", f"{sys.executable} -m pytest")
-    )
+    assert " passed" in folder.run(script.replace("pip install asyncnsq pynsq pytest\npytest", f"{PYTHON} -m pytest"))

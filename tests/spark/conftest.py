@@ -15,6 +15,7 @@ from pyarrow import fs
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.spark.java import prepare_environment
 from gnsq.spark.spool.spool import Spool
+from tests.helpers import need_open_files
 from tests.spark.s3proxy import s3_proxy
 from tests.spark.s3server import s3_server
 
@@ -30,6 +31,11 @@ def pytest_configure(config):
     if importlib.metadata.version("pyspark").startswith("4.1."):
         # PySpark 4.1 leaves the sockets open on which it has got the rows of a collect().
         config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("spark"):
+        need_open_files(1024)  # Java alone opens 300 files of classes
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import resource
 import socket
 import threading
 import time
@@ -17,6 +16,7 @@ from fakensqd.faults.relay import Relay
 from fakensqd.faults.toxics import latency, slice_bytes
 from gnsq.protocol import commands
 from tests.fakensqd.wire import Client, consumer, request
+from tests.helpers import need_open_files
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +103,8 @@ def test_clusters_leave_nothing(nothing_left, threaded):
             assert len(cluster.nsqd_tcp_addresses) == 2
 
 
-def test_thousand_connections_leave_nothing(many_descriptors, nothing_left):
+def test_thousand_connections_leave_nothing(nothing_left):
+    need_open_files(4096)
     with FakeNsqd() as nsqd:
         clients = [Client(nsqd.tcp_address) for _ in range(1000)]
         for client in clients:
@@ -120,19 +121,6 @@ def test_thousand_connections_leave_nothing(many_descriptors, nothing_left):
     Client.opened.clear()
 
 
-@pytest.fixture
-def descriptors_for_4000():
-    """Allow 4,000 connections, both ends of which are in this process."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 10_000
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], wanted), max(before[1], wanted)))
-    except (OSError, ValueError):
-        pytest.skip(f"{before[1]} descriptors are allowed, {wanted} are needed")
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
 def ping(address):
     """Send GET /ping; give back the seconds that the answer took."""
     begun = time.monotonic()
@@ -142,8 +130,9 @@ def ping(address):
     return time.monotonic() - begun
 
 
-def test_server_with_4000_connections_answers_pings_and_stops_without_an_error(descriptors_for_4000):
+def test_server_with_4000_connections_answers_pings_and_stops_without_an_error():
     """So many take longer to end than the half second that stop() gives a hub in which nothing ends any more."""
+    need_open_files(10_000)
     nsqd = FakeNsqd().in_thread()
     nsqd.start()
     address = split_address(nsqd.tcp_address)
