@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED
 PYTEST := $(BIN)/python -m pytest -q -o console_output_style=classic -p tests.suite -n 4
 
 # All extras but java, which the recipes install if there is no other Java.
-EXTRAS := cli,fakensqd,opentelemetry,prometheus,sentry,spark
+EXTRAS := cli,fakensqd,prometheus,sentry,spark
 DEMO_EXTRAS := fakensqd,spark
 
 .PHONY: help demo test quick integration chaos fuzz soak lint composefile docs bench clean

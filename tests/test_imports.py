@@ -149,7 +149,6 @@ PURE = [
             "consumer.rdy_policy",
             *[
                 "dead_letter",
-                "contrib.envelope",
                 "http.responses",
                 "http.options",
                 "producer.publish",

@@ -44,7 +44,6 @@ WITHOUT_ROW = {
     "call": "logs by itself what a function raises",
     "disconnect": "the receiver ends after it in any case",
     "output": "waits for a pipe only; each write notices its end, too",
-    "spans": "never waits",
 }
 
 

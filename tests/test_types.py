@@ -192,7 +192,6 @@ from gnsq import Consumer, LookupdClient, Message, NsqdHTTPClient, NsqdTCPClient
 from gnsq.consumer import ConsumerOptionsDict, Handler
 from gnsq.contrib.batch import BatchHandler
 from gnsq.contrib.giveup import DirectoryGiveupHandler, NsqdGiveupHandler
-from gnsq.contrib.opentelemetry import TracedProducer, traced
 from gnsq.contrib.queue import ChannelHandler, QueueHandler
 from gnsq.dead_letter import DeadLetter
 from gnsq.lookupd import Lookupd
@@ -227,7 +226,6 @@ def produce(**options: Unpack[ProducerOptionsDict]) -> Producer:
 
 producer = Producer("nsqd")
 result = producer.publish_async("t", b"x")
-traced_producer = TracedProducer(producer)
 http = NsqdHTTPClient()
 flag = bool(input())
 """
@@ -236,15 +234,13 @@ HANDLERS = {
     "right": [
         *("plain", "keyword_only", "anything", "unannotated", "Object()", "Object().method", "partial(plain)"),
         *("lambda _, message: message.finish()", "BatchHandler(1, print)", "QueueHandler()", "ChannelHandler()"),
-        *("DirectoryGiveupHandler('x')", "NsqdGiveupHandler('t')", "traced(plain)", "traced(Object())"),
-        *("traced(plain, envelope=True)", "traced(Object().method)"),
+        *("DirectoryGiveupHandler('x')", "NsqdGiveupHandler('t')"),
     ],
 }
 USES = [
     "give({0})",
     "Consumer('t', 'c', message_handler={0})",
     "Consumer('t', 'c').on_message.connect({0})",
-    "Consumer('t', 'c', message_handler=traced({0}))",
 ]
 RIGHT = [
     "assert_type(producer.publish('t', b'x'), bytes)",
@@ -255,10 +251,6 @@ RIGHT = [
     "assert_type(producer.multipublish('t', [b'x'], raise_error=False), PublishResult)",
     "assert_type(producer.publish_many('t', [b'x']), list[Chunk])",
     "assert_type(producer.close(), list[Unconfirmed])",
-    "assert_type(traced_producer.publish('t', b'x', timeout=1.0), bytes)",
-    "assert_type(traced_producer.publish('t', b'x', raise_error=False), PublishResult)",
-    "assert_type(traced_producer.publish_async('t', b'x'), PublishResult)",
-    "assert_type(traced_producer.stats().confirmed, int)",
     "Consumer('t', 'c').give_up(Message(0, 1, b'', b''), 'bad')",
     "Consumer('t', 'c', give_up_on=ValueError, retry_on=(OSError, KeyError), max_age=timedelta(days=1))",
     "assert_type(Consumer('t', 'c', dead_letter_topic='d').dead_letter(Message(0, 1, b'', b'')), DeadLetter)",
@@ -269,7 +261,6 @@ RIGHT = [
     "assert_type(result.as_future(), Future[bytes])",
     "assert_type(asyncio.wrap_future(result.as_future()), asyncio.Future[bytes])",
     "result.add_done_callback(lambda result: print(result.get()))",
-    "assert_type(traced(plain)(Consumer('t', 'c'), message=Message(0, 1, b'', b'')), None)",
     "assert_type(QueueHandler().get(timeout=1), Message)",
     "assert_type([message for message in QueueHandler()], list[Message])",
     "assert_type(ChannelHandler().get(), Message)",
@@ -297,7 +288,6 @@ WRONG = [
     "producer.publish_async('t', b'x', dleay=1)",
     "result.get(timeout='1')",
     "result.add_done_callback(lambda: None)",
-    "traced(plain)(Message(0, 1, b'', b''))",
     "QueueHandler().get().bdoy",
     "http.stats()['topcis']",
     "http.stats('t')['topics'][0]",

@@ -13,7 +13,6 @@ from fakensqd.faults import delay, disconnect, drop, error
 from gnsq import Consumer, NsqdHTTPClient, NSQGiveUp
 from gnsq.contrib.batch import BatchHandler
 from gnsq.contrib.giveup import NsqdGiveupHandler
-from gnsq.contrib.opentelemetry import traced
 from gnsq.contrib.queue import QueueHandler
 from gnsq.dead_letter import decode_dead_letter
 from gnsq.errors import NSQException, NSQRequeueMessage, NSQTimeout, NSQUnauthorized, NSQUnknown
@@ -69,14 +68,6 @@ class Kinds:
     @staticmethod
     def threaded(make, *arguments, **options):
         return Kinds.handler(make, *arguments, threaded=True, **options)
-
-    @staticmethod
-    def traced(make, *arguments, **options):
-        @traced
-        def handle(consumer, message):
-            raise make()
-
-        return Consumer(*arguments, message_handler=handle, **options)
 
     @staticmethod
     def async_then_raised(make, *arguments, **options):

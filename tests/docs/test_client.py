@@ -64,7 +64,7 @@ def test_metrics_example_shows_metrics(fakensqd, capsys, monkeypatch):
     monkeypatch.setattr(prometheus_client, "REGISTRY", prometheus_client.CollectorRegistry())
     NsqdHTTPClient.from_url(fakensqd.http_address).publish("clicks", b"1")
 
-    with run(example("reference/api/contrib.md", "Metrics and spans"), fakensqd)["consumer"] as consumer:
+    with run(example("reference/api/contrib.md", "Metrics"), fakensqd)["consumer"] as consumer:
         wait_until(lambda: consumer.stats().counts.finished)
         shown = prometheus_client.generate_latest(prometheus_client.REGISTRY).decode()
 

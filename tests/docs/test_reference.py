@@ -43,8 +43,8 @@ DOCUMENTED = sorted(documented())
 MODULES = [
     "gnsq",
     *("gnsq.consumer", "gnsq.producer", "gnsq.errors", "gnsq.signals", "gnsq.stats", "gnsq.contrib.batch"),
-    *("gnsq.dead_letter", "gnsq.contrib.envelope", "gnsq.contrib.giveup", "gnsq.contrib.health"),
-    *("gnsq.contrib.opentelemetry", "gnsq.contrib.prometheus", "gnsq.contrib.queue", "gnsq.contrib.sentry"),
+    *("gnsq.dead_letter", "gnsq.contrib.giveup", "gnsq.contrib.health"),
+    *("gnsq.contrib.prometheus", "gnsq.contrib.queue", "gnsq.contrib.sentry"),
     *("gnsq.spark", "gnsq.spark.pipeline", "gnsq.spark.rowkey"),
     *("fakensqd", "fakensqd.faults", "fakensqd.faults.toxics", "fakensqd.pytest_plugin"),
 ]
