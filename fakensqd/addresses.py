@@ -11,6 +11,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gnsq.options import check_unix
 from gnsq.texts import shown_argument
 
 if TYPE_CHECKING:
@@ -54,9 +55,12 @@ def listen_address(address: str) -> tuple[str, int]:
     """Split an address to listen on: ``host:port``, or the path of a unix socket if the address has a slash.
 
     Raises:
-        ValueError: If there is no slash and no port from 0 to 65535.
+        ValueError: If there is no slash and no port from 0 to 65535, or a path is too long.
     """
-    return (address, UNIX_PORT) if "/" in address else split_address(address)
+    if "/" not in address:
+        return split_address(address)
+    check_unix(address)
+    return address, UNIX_PORT
 
 
 def join_address(host: str, port: int) -> str:

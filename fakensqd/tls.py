@@ -15,6 +15,7 @@ from gevent.ssl import SSLContext
 from fakensqd.effects import TlsEstablished, TlsFailed
 from fakensqd.options import NsqdOptions
 from gnsq.errors import NSQConnectionClosed, NSQProtocolError, NSQSocketError
+from gnsq.texts import reason_of
 from gnsq.tls import TlsTransport
 from gnsq.transport import Transport
 
@@ -42,7 +43,7 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext:
     except OSError as error:
         # Python's errors do not name the file, so this text names both files.
         files = f"tls_cert {options.tls_cert!r} and tls_key {options.tls_key!r}"
-        raise OSError(f"{files} cannot be loaded: {error.strerror or error}") from error
+        raise OSError(f"{files} cannot be loaded: {reason_of(error)}") from error
     if options.tls_client_auth_policy in _CERTIFICATE_POLICIES:
         if not options.tls_root_ca_file:
             # nsqd's "require" accepts any certificate; Python's ssl verifies each certificate that it asks for.
@@ -80,7 +81,7 @@ def _context(protocol: int, options: NsqdOptions) -> ssl.SSLContext:
         try:
             context.load_verify_locations(options.tls_root_ca_file)
         except OSError as error:
-            text = f"tls_root_ca_file {options.tls_root_ca_file!r} cannot be loaded: {error.strerror or error}"
+            text = f"tls_root_ca_file {options.tls_root_ca_file!r} cannot be loaded: {reason_of(error)}"
             raise OSError(text) from error
     return context
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from gnsq.options import check_unix
 from gnsq.texts import option_text, shown_argument
 
 __all__ = [
@@ -37,11 +38,12 @@ def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[s
 
     Raises:
         TypeError: If the address is not a str.
-        ValueError: If the format is wrong, the host is empty, or the port is not 1 to 65535.
+        ValueError: If the format is wrong, the host is empty, the port is not 1 to 65535, or a path is too long.
     """
     if not isinstance(address, str):
         raise TypeError(f"address must be a str such as 'host:4150', not {shown_argument(address)}")
     if is_unix(address):
+        check_unix(address)
         return address, 0
     check_single(address, "'host:port'")
     if "://" in address:

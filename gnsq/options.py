@@ -31,6 +31,7 @@ __all__ = [
     "USER_AGENT",
     "VERSION",
     "check_flag",
+    "check_unix",
     "checked_value",
     "option",
     "parameters_of",
@@ -45,6 +46,8 @@ Milliseconds = int | timedelta
 
 # Seconds. nsqd reads intervals as 32-bit numbers of milliseconds.
 MAX_INTERVAL = 2_147_483
+# Bytes of the path of a unix socket. Linux takes 108 with the zero at the end; see unix(7).
+MAX_UNIX_PATH = 107
 _UNITS = {"s": timedelta(seconds=1), "ms": timedelta(milliseconds=1)}
 
 
@@ -399,3 +402,12 @@ class ConnectionOptions(Options):
     def wants_tls(self) -> bool:
         """True if the connection must be encrypted."""
         return self.tls_context is not None if self.tls_v1 is None else self.tls_v1
+
+
+def check_unix(path: str) -> None:
+    """Raise ValueError if a path is longer than that of a unix socket may be: the system's error would not say so."""
+    if (size := len(os.fsencode(path))) > MAX_UNIX_PATH:
+        raise ValueError(
+            f"the path of the unix socket {shown_argument(path)} has {size} bytes, more than {MAX_UNIX_PATH}: give a "
+            "shorter one, such as through a symbolic link to its folder"
+        )

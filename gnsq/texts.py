@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = [
     *["MAX_SHOWN", "counted", "duration_text", "id_text", "nearest", "not_bytes", "option_names", "option_text"],
-    *["printable", "shown_argument", "without_secrets"],
+    *["printable", "reason_of", "shown_argument", "without_secrets"],
 ]
 
 # Limit of the characters of a server's text that a log line or an error shows.
@@ -47,6 +47,11 @@ def counted(number: int, noun: str, plural: str | None = None, *, spec: str = ""
         spec: Format of the number: the second argument of format().
     """
     return f"{number:{spec}} {noun if number == 1 else plural or noun + 's'}"
+
+
+def reason_of(error: OSError) -> str:
+    """Return what went wrong, without number and file. Errors of libraries may have only a text, and no strerror."""
+    return error.strerror or str(error) or type(error).__name__
 
 
 def duration_text(seconds: float) -> str:

@@ -24,6 +24,7 @@ from gnsq.concurrency.reply_poller import ReplyPoller
 from gnsq.concurrency.threads import get_hub_if_exists
 from gnsq.errors import NSQConnectionClosed, NSQSocketError, NSQTimeout
 from gnsq.protocol.compression import Codec
+from gnsq.texts import reason_of
 
 __all__ = [
     "READ_SIZE",
@@ -335,8 +336,9 @@ def translate_os_error(error: OSError, peer: str, doing: str = "") -> NSQSocketE
     Args:
         doing: What has failed, as the beginning of the reason.
     """
-    # EBADF: another greenlet of this process has closed the socket.
-    if error.errno is None or error.errno == errno.EBADF:
+    # Another greenlet of this process has closed the socket.
+    if error.errno == errno.EBADF or (error.errno is None and not doing):
         return NSQConnectionClosed("connection was closed", address=peer)
     code = "HOST_UNKNOWN" if isinstance(error, stdlib_socket.gaierror) else ""
-    return NSQSocketError(error.errno, f"{doing}{error.strerror or error}", address=peer, code=code)
+    number = () if error.errno is None else (error.errno,)
+    return NSQSocketError(*number, f"{doing}{reason_of(error)}", address=peer, code=code)

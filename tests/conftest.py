@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -49,6 +50,14 @@ def pytest_collection_finish():
 def clock():
     """A clock that the test sets."""
     return ManualClock()
+
+
+@pytest.fixture
+def socket_folder(tmp_path):
+    """A folder for unix sockets, whose paths may have 107 bytes: a short path to tmp_path, for all processes."""
+    descriptor = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+    os.close(descriptor)
 
 
 @pytest.fixture(scope="session")

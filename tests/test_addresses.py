@@ -14,6 +14,7 @@ from gnsq.addresses import format_address, parse_address, parse_addresses
         ("[::1]:4150", ("::1", 4150)),
         ("[::1]", ("::1", 4150)),
         ("/run/nsqd.sock", ("/run/nsqd.sock", 0)),
+        ("/" + "x" * 106, ("/" + "x" * 106, 0)),
     ],
 )
 def test_address_is_split(text, address):
@@ -40,6 +41,7 @@ def test_bad_address_is_refused_with_its_value(text):
         ("[nsqd:4150]", "has no host name or IP address before its port"),
         ("nsq/d:4150", "has no host name or IP address before its port"),
         ("x" * 256, "has no host name or IP address before its port"),
+        ("/" + "\xfc" * 54, "the path of the unix socket '/\xfc+' has 109 bytes, more than 107: give a shorter one"),
     ],
 )
 def test_address_that_is_something_else_is_refused_with_what_to_do(text, words):

@@ -16,6 +16,7 @@ from fakensqd.cli.flags import Program, programs
 from fakensqd.cli.program import run
 from fakensqd.options import NSQ_VERSION
 from gnsq.options import VERSION
+from gnsq.texts import reason_of
 
 if TYPE_CHECKING:
     from fakensqd.cluster import FakeCluster
@@ -104,7 +105,7 @@ def _cluster(
     except OSError as error:
         where = f"cannot listen on {error.filename}: " if error.filename else ""
         advice = "; give another --base-port" if error.errno == errno.EADDRINUSE and base_port else ""
-        raise click.ClickException(f"{where}{error.strerror or error}{advice}") from None
+        raise click.ClickException(f"{where}{reason_of(error)}{advice}") from None
     try:
         if as_json:
             click.echo(json.dumps(_describe(cluster)))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fakensqd import logs
 from fakensqd.addresses import listen_before_start
+from gnsq.texts import reason_of
 
 if TYPE_CHECKING:
     from fakensqd.daemon.daemon import Daemon
@@ -77,7 +78,7 @@ def _listen(options: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 found[name] = listen_before_start(_go_listen_address(address))
             except OSError as error:
-                raise OSError(f"cannot listen on {address}: {error.strerror or error}") from error
+                raise OSError(f"cannot listen on {address}: {reason_of(error)}") from error
     return found
 
 

@@ -26,7 +26,7 @@ from gnsq.nsqd.connect import load_certificates
 from gnsq.options import ConnectionOptions, Options, option
 from gnsq.producer import Producer
 from gnsq.settings import Field, read_value
-from gnsq.texts import nearest, option_text, shown_argument
+from gnsq.texts import nearest, option_text, reason_of, shown_argument
 
 __all__ = [
     *["CONNECTION_OPTIONS", "SETTINGS", "Cluster", "given_settings", "load_cluster", "option_texts", "origins"],
@@ -285,7 +285,7 @@ def load_cluster(
             if name
             else ""
         )
-        raise click.UsageError(f"{path}: {error.strerror or error}{needed}") from error
+        raise click.UsageError(f"{path}: {reason_of(error)}{needed}") from error
     except (TypeError, ValueError, RecursionError) as error:  # also a number or a nesting above Python's limits
         raise click.UsageError(f"{path}: {error}") from error
     stored, given = ({key: value for key, value in values.items() if value not in _EMPTY} for values in (stored, given))

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from gnsq.localfiles import make_directory, sync_directory
+from gnsq.texts import reason_of
 
 __all__ = ["COMPRESSIONS", "Compression", "Recovery", "RotatingFile", "file_stem", "recover"]
 
@@ -316,9 +317,9 @@ def _path_in_error(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is not None or error.errno is None:
+        if error.filename is not None:
             raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise OSError(error.errno or errno.EIO, reason_of(error), str(path)) from error
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -30,7 +30,7 @@ from gnsq.concurrency.io_thread import BlockingIOThread
 from gnsq.localfiles import make_directory
 from gnsq.message import Message, finish_all
 from gnsq.running import StopSignals
-from gnsq.texts import counted
+from gnsq.texts import counted, reason_of
 
 __all__ = ["to_file"]
 
@@ -219,7 +219,7 @@ def _prepare(directory: Path, levels: int, probe: RotatingFile) -> list[Recovery
         probe.check()
     except OSError as error:
         raise ValueError(
-            f"no file can be made in {directory} ({error.filename}: {error.strerror}): give another directory, or "
+            f"no file can be made in {directory} ({error.filename}: {reason_of(error)}): give another directory, or "
             "permission to read and write it"
         ) from error
     return recoveries
@@ -271,7 +271,7 @@ class _FileWriter:
         except OSError as error:
             given_back = counted(self._receiver.requeued, "message was", "messages were")
             errors.append(
-                f"{error.filename}: {error.strerror}. {given_back} requeued. Free space, or repair the file system, "
+                f"{error.filename}: {reason_of(error)}. {given_back} requeued. Free space, or repair the file system, "
                 "and start again"
             )
         finally:
@@ -286,7 +286,9 @@ class _FileWriter:
             try:
                 self._io_thread.call(self._close)
             except OSError as error:
-                return f"{error.filename}: not completed: {error.strerror}. The next start of gnsq to-file completes it"
+                return (
+                    f"{error.filename}: not completed: {reason_of(error)}. The next start of gnsq to-file completes it"
+                )
             return ""
         return (
             f"the disk has not responded for {self._io_thread.busy_seconds or 0.0:.0f} s. nsqd delivers the messages "

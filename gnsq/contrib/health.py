@@ -32,6 +32,7 @@ from gnsq.consumer import Consumer
 from gnsq.lifecycle import State
 from gnsq.options import Seconds
 from gnsq.producer import Producer
+from gnsq.texts import reason_of
 
 __all__ = ["HealthApplication", "serve_health"]
 
@@ -151,7 +152,7 @@ def _listen(host: str, port: int) -> Any:  # Any: gevent has no types
         listener.listen()
     except OSError as error:
         listener.close()
-        raise OSError(error.errno, f"can't listen on {format_address(host, port)}: {error.strerror}") from error
+        raise OSError(error.errno, f"can't listen on {format_address(host, port)}: {reason_of(error)}") from error
     return listener
 
 

@@ -22,7 +22,7 @@ from gnsq.errors import (
 )
 from gnsq.logs import LogOwner
 from gnsq.nsqd.wire_log import logged
-from gnsq.options import ConnectionOptions
+from gnsq.options import ConnectionOptions, check_unix
 from gnsq.protocol.compression import require_snappy
 from gnsq.protocol.frames import DEFAULT_MAX_FRAME_SIZE, ERROR, Frame, FrameDecoder
 from gnsq.protocol.handshake import ReadFrame, StartCompression, StartTLS, Step, Write
@@ -193,6 +193,11 @@ class TransportStack:
         if not isinstance(host, str) or not (is_unix(host) or is_port(port)):
             text = f"address_resolver gave {found!r}, expected a host and a port"
             raise NSQException(text, address=self._peer)
+        if is_unix(host):
+            try:
+                check_unix(host)
+            except ValueError as error:
+                raise NSQException(f"address_resolver: {error}", address=self._peer) from error
         return host, port
 
     def _start_tls(self) -> None:

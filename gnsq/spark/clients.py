@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnsq import LookupdClient, NsqdHTTPClient, Producer
 from gnsq.spark.options import ConnectOptions, named
+from gnsq.texts import reason_of
 
 if TYPE_CHECKING:
     import ssl
@@ -75,7 +76,7 @@ def _auth_secret(options: ConnectOptions) -> bytes | None:
             secret = file.read().strip()
     except OSError as error:
         raise ValueError(
-            f"{named_file} can't be read: {error.strerror}; it must be on each machine that connects"
+            f"{named_file} can't be read: {reason_of(error)}; it must be on each machine that connects"
         ) from error
     if not secret:
         raise ValueError(f"{named_file} is empty: it must hold the secret")

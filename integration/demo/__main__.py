@@ -29,6 +29,7 @@ from gnsq.spark.java import find_java
 from gnsq.spark.pipeline.__main__ import run_job
 from gnsq.spark.pipeline.settings import JobSettings, load_settings
 from gnsq.spark.pipeline.status import read_status, table_text
+from gnsq.texts import reason_of
 from integration.demo.events import batches, generate, read_lines
 from integration.demo.report import DemoRun, demo_html
 
@@ -63,7 +64,7 @@ def main(session: OpenSession | None, /, file: Path | None, messages: int, seed:
         total = messages if file is None else sum(1 for _ in read_lines(file))
         java = find_java()
     except OSError as error:
-        raise click.UsageError(f"--file {file}: {error.strerror}") from error
+        raise click.UsageError(f"--file {file}: {reason_of(error)}") from error
     except NSQException as error:
         raise click.ClickException(str(error)) from error
     work = Path(tempfile.mkdtemp(prefix="gnsq-demo-"))
@@ -177,7 +178,7 @@ def _write_report(run: DemoRun) -> None:
         REPORT.parent.mkdir(exist_ok=True)
         REPORT.write_text(demo_html(run), encoding="utf-8")
     except OSError as error:
-        click.echo(f"no report: {REPORT} can't be written: {error.strerror}")
+        click.echo(f"no report: {REPORT} can't be written: {reason_of(error)}")
         return
     click.echo(f"report: {REPORT.resolve()}")
 

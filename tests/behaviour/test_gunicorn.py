@@ -47,28 +47,28 @@ def listening(folder):
     return re.search(LISTENING, (folder / "out").read_text())[0].removeprefix("http://").split(":")
 
 
-def test_reload_and_end_under_load_lose_nothing_and_repeat_nothing(nsqd, topic, tmp_path):
+def test_reload_and_end_under_load_lose_nothing_and_repeat_nothing(nsqd, topic, socket_folder):
     client = NsqdHTTPClient.from_url(nsqd.http_address)
     client.create_topic(topic)
     client.create_channel(topic, "web")
     options = ("--bind", "127.0.0.1:0")
-    with Producer(nsqd.tcp_address) as producer, gunicorn(nsqd, topic, tmp_path, *options) as process:
-        host, port = listening(tmp_path)
+    with Producer(nsqd.tcp_address) as producer, gunicorn(nsqd, topic, socket_folder, *options) as process:
+        host, port = listening(socket_folder)
         # gunicorn waits without end for a worker that gets the signal while it starts.
         wait_until(lambda: len(channel_stats(nsqd, topic, "web")["clients"]) == 2, 30)
         # It is healthy while it consumes.
         assert requests.get(f"http://{host}:{port}/", timeout=10).status_code == 200
         producer.multipublish(topic, [b"%d" % number for number in range(300)])
-        wait_until(lambda: len(handled(tmp_path)) > 50, 30)
+        wait_until(lambda: len(handled(socket_folder)) > 50, 30)
         process.send_signal(signal.SIGHUP)
-        wait_until(lambda: len(handled(tmp_path)) > 150, 30)
+        wait_until(lambda: len(handled(socket_folder)) > 150, 30)
         process.send_signal(signal.SIGTERM)
 
         assert process.wait(30) == 0
         stats = channel_stats(nsqd, topic, "web")
 
-    assert len(handled(tmp_path)) == len(set(handled(tmp_path)))
-    assert len(handled(tmp_path)) + stats["depth"] == 300
+    assert len(handled(socket_folder)) == len(set(handled(socket_folder)))
+    assert len(handled(socket_folder)) + stats["depth"] == 300
     assert (stats["in_flight_count"], stats["requeue_count"], stats["timeout_count"]) == (0, 0, 0)
 
 
@@ -122,17 +122,17 @@ def workers(folder):
     return len(set(begun(folder).values()))
 
 
-def test_bodies_answered_with_200_are_held_by_nsqd_across_reload_and_end(nsqd, topic, tmp_path):
+def test_bodies_answered_with_200_are_held_by_nsqd_across_reload_and_end(nsqd, topic, socket_folder):
     client = NsqdHTTPClient.from_url(nsqd.http_address)
     client.create_topic(topic)
     client.create_channel(topic, "bodies")
     options = ("--preload", "--bind", "127.0.0.1:0")
-    with gunicorn(nsqd, topic, tmp_path, *options, app="gunicorn_producer_app") as process:
-        load = Load(*listening(tmp_path), clients=20)
-        wait_until(lambda: len(load.answered) > 100 and workers(tmp_path) == 2, 30)
+    with gunicorn(nsqd, topic, socket_folder, *options, app="gunicorn_producer_app") as process:
+        load = Load(*listening(socket_folder), clients=20)
+        wait_until(lambda: len(load.answered) > 100 and workers(socket_folder) == 2, 30)
         process.send_signal(signal.SIGHUP)
         # gunicorn waits without end for a worker that gets the signal while it starts.
-        wait_until(lambda: workers(tmp_path) == 4, 30)
+        wait_until(lambda: workers(socket_folder) == 4, 30)
         process.send_signal(signal.SIGTERM)
 
         assert process.wait(30) == 0
@@ -143,16 +143,16 @@ def test_bodies_answered_with_200_are_held_by_nsqd_across_reload_and_end(nsqd, t
     assert {f"body of {name}".encode() for name in load.answered} <= set(held)
     assert len(held) == len(set(held))
     # What a worker had begun was finished.
-    assert set(begun(tmp_path)) == set(load.answered)
+    assert set(begun(socket_folder)) == set(load.answered)
 
 
-def test_request_without_an_nsqd_is_answered_503_with_the_error(nsqd, topic, tmp_path):
+def test_request_without_an_nsqd_is_answered_503_with_the_error(nsqd, topic, socket_folder):
     class Nowhere:
         tcp_address = f"127.0.0.1:{refused_port()}"
 
     options = ("--bind", "127.0.0.1:0", "--env", "PUBLISH_TIMEOUT=0.5")
-    with gunicorn(Nowhere, topic, tmp_path, *options, app="gunicorn_producer_app"):
-        host, port = listening(tmp_path)
+    with gunicorn(Nowhere, topic, socket_folder, *options, app="gunicorn_producer_app"):
+        host, port = listening(socket_folder)
         answer = requests.post(f"http://{host}:{port}/1", data=b"x", timeout=30)
 
     assert answer.status_code == 503

@@ -50,45 +50,47 @@ def program(folder, *command, **variables):
 
 
 @pytest.mark.parametrize("worker", ["sync", "gthread", "gevent"])
-def test_application_stores_bodies_and_reports_errors(worker, fakensqd, fakelookupd, tmp_path):
-    write_files("guides/forks-and-gunicorn.md", tmp_path, fakensqd, fakelookupd)
+def test_application_stores_bodies_and_reports_errors(worker, fakensqd, fakelookupd, socket_folder):
+    write_files("guides/forks-and-gunicorn.md", socket_folder, fakensqd, fakelookupd)
 
-    with program(tmp_path, "-m", "gunicorn", "-k", worker, "--preload", "--bind", "127.0.0.1:0", "app:app"):
+    with program(socket_folder, "-m", "gunicorn", "-k", worker, "--preload", "--bind", "127.0.0.1:0", "app:app"):
         listening = r"http://(127\.0\.0\.1:\d+)"
-        wait_until(lambda: re.search(listening, (tmp_path / "out").read_text()), 30)
-        address = re.search(listening, (tmp_path / "out").read_text())[1]
+        wait_until(lambda: re.search(listening, (socket_folder / "out").read_text()), 30)
+        address = re.search(listening, (socket_folder / "out").read_text())[1]
         stored = request("POST", address, "/", b"42")
         refused = request("POST", address, "/", b"")
         with fakensqd.add(on.command("PUB").first(2), error("E_PUB_FAILED")):
             full = request("POST", address, "/", b"43")
 
-    assert stored == (200, "stored"), (tmp_path / "out").read_text()
+    assert stored == (200, "stored"), (socket_folder / "out").read_text()
     assert refused == (400, "this order can't be taken")
     assert full == (503, "not stored")
     assert fakensqd.messages("orders") == [b"42"]
 
 
 @pytest.mark.parametrize("is_published", [True, False], ids=["", "before the first publish"])
-def test_worker_for_kubernetes_answers_probes_and_drains(fakecluster, tmp_path, is_published):
-    write_files("guides/kubernetes.md", tmp_path, fakecluster.nsqds[0], fakecluster.lookupds[0])
+def test_worker_for_kubernetes_answers_probes_and_drains(fakecluster, socket_folder, is_published):
+    write_files("guides/kubernetes.md", socket_folder, fakecluster.nsqds[0], fakecluster.lookupds[0])
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{sock.getsockname()[1]}"
-    path = tmp_path / "worker.py"
+    path = socket_folder / "worker.py"
     path.write_text(path.read_text().replace("8080", address.rpartition(":")[2]))
     if is_published:
         fakecluster.publish("orders", b"42", b"43")
 
-    with program(tmp_path, "worker.py", LOOKUPD_HTTP_ADDRESSES=" ".join(fakecluster.lookupd_http_addresses)):
+    with program(socket_folder, "worker.py", LOOKUPD_HTTP_ADDRESSES=" ".join(fakecluster.lookupd_http_addresses)):
         wait_until(lambda: request("GET", address, "/ready") == (200, "ok\n"), 30)
         assert request("GET", address, "/live")[0] == 200
         assert request("GET", address, "/other")[0] == 404
         if not is_published:
             wait_until(
-                lambda: "orders/billing: topic orders: the nsqlookupd knows no nsqd" in (tmp_path / "out").read_text()
+                lambda: (
+                    "orders/billing: topic orders: the nsqlookupd knows no nsqd" in (socket_folder / "out").read_text()
+                )
             )
             return
-        wait_until(lambda: (tmp_path / "out").read_text().count("bill b'4") == 2)
+        wait_until(lambda: (socket_folder / "out").read_text().count("bill b'4") == 2)
         fakecluster.nsqds[0].down()
         fakecluster.nsqds[1].down()
         wait_until(lambda: request("GET", address, "/ready")[0] == 503)

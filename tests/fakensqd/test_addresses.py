@@ -61,8 +61,15 @@ def test_port_in_use_cannot_be_opened(listening):
         open_socket(address, listening=listening)
 
 
-def test_socket_file_of_a_dead_server_is_replaced(tmp_path):
-    path = str(tmp_path / "x.sock")
+def test_path_that_is_too_long_for_a_socket_is_refused():
+    with pytest.raises(
+        ValueError, match=r"the path of the unix socket .* has 108 bytes, more than 107: give a shorter"
+    ):
+        listen_address("/" + "x" * 107)
+
+
+def test_socket_file_of_a_dead_server_is_replaced(socket_folder):
+    path = str(socket_folder / "x.sock")
     listen((path, UNIX_PORT)).close()
 
     with contextlib.closing(listen((path, UNIX_PORT))) as listener:
@@ -71,7 +78,7 @@ def test_socket_file_of_a_dead_server_is_replaced(tmp_path):
             listen((path, UNIX_PORT))
         remove_socket_file((path, UNIX_PORT))
     remove_socket_file((path, UNIX_PORT))
-    assert list(tmp_path.iterdir()) == []
+    assert list(socket_folder.iterdir()) == []
 
 
 def test_listen_takes_over_a_socket_of_listen_before_start():
@@ -151,8 +158,8 @@ def test_new_topic_waits_five_seconds_for_channels_of_an_nsqlookupd(clock):
         assert channel.depth == 1
 
 
-def test_file_that_is_no_socket_is_not_replaced_by_one(tmp_path):
-    file = tmp_path / "nsqd.sock"
+def test_file_that_is_no_socket_is_not_replaced_by_one(socket_folder):
+    file = socket_folder / "nsqd.sock"
     file.write_text("kept")
 
     with pytest.raises(OSError, match="in use"):

@@ -109,8 +109,8 @@ def test_malformed_chunk_ends_the_connection_after_the_response(port, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_unix_socket_is_served_and_removed(tmp_path):
-    path = str(tmp_path / "http.sock")
+def test_unix_socket_is_served_and_removed(socket_folder):
+    path = str(socket_folder / "http.sock")
     with serving(path) as port, socket.socket(socket.AF_UNIX) as sock:
         sock.connect(path)
         sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
@@ -118,4 +118,4 @@ def test_unix_socket_is_served_and_removed(tmp_path):
 
     assert answer.endswith(b"\r\n\r\n/")
     assert (port.address, port.port) == (path, -1)
-    assert list(tmp_path.iterdir()) == []
+    assert list(socket_folder.iterdir()) == []

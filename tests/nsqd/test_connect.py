@@ -113,6 +113,10 @@ def test_resolver_says_where_to_connect():
         (lambda host, port: 1 / 0, "nsqd:4150: address_resolver raised ZeroDivisionError"),
         (lambda host, port: ("a", "1"), r"nsqd:4150: address_resolver gave \('a', '1'\), expected a host and a port"),
         (lambda host, port: ("a", 70000), "expected a host and a port"),
+        (
+            lambda host, port: ("/" + "x" * 200, 0),
+            "nsqd:4150: address_resolver: the path of the unix socket .* 201 bytes",
+        ),
         (lambda host, port: None, "address_resolver raised TypeError"),
         (lambda host, port: gevent.sleep(60), "nsqd:4150: address_resolver gave no answer within 0.2 s"),
     ],
@@ -125,8 +129,8 @@ def test_resolver_that_fails_is_named(resolve, words):
 
 
 @pytest.fixture
-def unix_socket(tmp_path):
-    path = str(tmp_path / "nsqd.sock")
+def unix_socket(socket_folder):
+    path = str(socket_folder / "nsqd.sock")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen()
@@ -154,9 +158,9 @@ def test_unix_socket(unix_socket):
     client.close_stream()
 
 
-def test_unix_socket_that_is_not_there(tmp_path):
+def test_unix_socket_that_is_not_there(socket_folder):
     with pytest.raises(OSError, match=r"none.sock: can't connect: No such file"):
-        NsqdTCPClient(str(tmp_path / "none.sock"), timeout=5).connect()
+        NsqdTCPClient(str(socket_folder / "none.sock"), timeout=5).connect()
 
 
 def test_tls_over_a_unix_socket_needs_the_name_to_check():

@@ -27,7 +27,7 @@ from gnsq.spark.spool.ownership import read_owner
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import redact_uri
-from gnsq.texts import counted, without_secrets
+from gnsq.texts import counted, reason_of, without_secrets
 
 __all__ = ["Survey", "check_nsq", "check_places", "check_work", "create_channels", "note_queries", "survey"]
 
@@ -85,7 +85,7 @@ def _check_log(settings: JobSettings) -> None:
         with open(log, "ab") if log.exists() else tempfile.TemporaryFile(dir=log.parent):
             pass
     except OSError as error:
-        raise JobFailed(f"log {log} can't be written: {error.strerror}: make room for a file there") from error
+        raise JobFailed(f"log {log} can't be written: {reason_of(error)}: make room for a file there") from error
 
 
 def _check_writable(subject: str, path: str, mode: int | None = None) -> None:
@@ -94,7 +94,9 @@ def _check_writable(subject: str, path: str, mode: int | None = None) -> None:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise JobFailed(f"{subject} {path} can't be written: {error.strerror}: give a directory that can be") from error
+        raise JobFailed(
+            f"{subject} {path} can't be written: {reason_of(error)}: give a directory that can be"
+        ) from error
 
 
 def _check_spool(query: Query) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from gnsq.addresses import format_address, parse_address
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.status import QueryStatus
+from gnsq.texts import reason_of
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -84,7 +85,7 @@ def serving(address: str, collector: PipelineCollector) -> Iterator[str]:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
         raise JobFailed(
-            f"setting metrics_address {address}: {error.strerror}: give a free address of this machine"
+            f"setting metrics_address {address}: {reason_of(error)}: give a free address of this machine"
         ) from error
     try:
         yield f"http://{format_address(host, server.server_port)}/metrics"

@@ -27,7 +27,7 @@ from gnsq.spark.receiver.health import HealthServer, parse_health_address, why_n
 from gnsq.spark.receiver.receiver import Receiver, tune_gc
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.uris import redact_uri
-from gnsq.texts import counted, option_names
+from gnsq.texts import counted, option_names, reason_of
 
 __all__ = ["command"]
 
@@ -142,7 +142,7 @@ def _serving(address: str, receiver: Receiver) -> Iterator[None]:
         server = HealthServer(address, checks, pages)
     except OSError as error:
         raise click.ClickException(
-            f"--health-address {address}: {error.strerror}: give a free address of this machine"
+            f"--health-address {address}: {reason_of(error)}: give a free address of this machine"
         ) from error
     try:
         yield

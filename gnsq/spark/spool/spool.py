@@ -14,6 +14,7 @@ segment appears whole, and only the planner of the query that owns the spool del
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import time
@@ -28,7 +29,7 @@ from gnsq.spark.spool.ownership import END_TIMEOUT, SpoolLock, read_owner, wait_
 from gnsq.spark.spool.segments import decode_segment, encode_segment
 from gnsq.spark.spool.storage import LocalStore, Store, open_store
 from gnsq.spark.uris import redact_uri
-from gnsq.texts import counted
+from gnsq.texts import counted, reason_of
 
 __all__ = ["Spool", "SpoolWriter"]
 
@@ -209,10 +210,10 @@ class Spool:
             yield
         except PermissionError as error:
             hint = (
-                f"{error.strerror}. Receivers, driver and executors that are several users need one group and the "
+                f"{reason_of(error)}. Receivers, driver and executors that are several users need one group and the "
                 "option spoolMode, such as 2770"
             )
-            raise PermissionError(error.errno, hint, error.filename) from error
+            raise PermissionError(error.errno or errno.EACCES, hint, error.filename) from error
 
 
 class SpoolWriter:

@@ -133,17 +133,17 @@ def test_program_imports_only_the_modules_that_it_needs():
 
 
 @pytest.mark.subprocess
-def test_address_without_a_port_is_a_unix_socket_in_the_current_directory(tmp_path):
+def test_address_without_a_port_is_a_unix_socket_in_the_current_directory(socket_folder):
     arguments = ["--tcp-address=nsqd.sock", "--http-address=127.0.0.1:0"]
-    with program("nsqd", *arguments, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}) as server:
+    with program("nsqd", *arguments, cwd=socket_folder, env=os.environ | {"PYTHONPATH": str(ROOT)}) as server:
         assert server.addresses["TCP"] == "./nsqd.sock"
         with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(str(tmp_path / "nsqd.sock"))
+            sock.connect(str(socket_folder / "nsqd.sock"))
             sock.sendall(commands.MAGIC_V2 + commands.publish("t", b"x"))
             assert sock.recv(100).endswith(b"OK")
         assert server.stop(signal.SIGTERM) == 0
 
-    assert not (tmp_path / "nsqd.sock").exists()
+    assert not (socket_folder / "nsqd.sock").exists()
 
 
 @pytest.mark.subprocess

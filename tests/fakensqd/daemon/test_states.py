@@ -62,12 +62,12 @@ def test_down_and_up_are_also_about_https(tls_options, client_context):
         assert request(nsqd.https_address, "GET", "/ping", context=client_context) == "OK"
 
 
-def test_unix_socket_is_removed_while_the_server_is_down(tmp_path):
-    with FakeNsqd(tcp_address=str(tmp_path / "nsqd.sock")) as nsqd:
+def test_unix_socket_is_removed_while_the_server_is_down(socket_folder):
+    with FakeNsqd(tcp_address=str(socket_folder / "nsqd.sock")) as nsqd:
         nsqd.down()
-        assert not (tmp_path / "nsqd.sock").exists()
+        assert not (socket_folder / "nsqd.sock").exists()
         nsqd.up()
-        assert (tmp_path / "nsqd.sock").exists()
+        assert (socket_folder / "nsqd.sock").exists()
 
 
 # --- restart ----------------------------------------------------------------------------------------------------------

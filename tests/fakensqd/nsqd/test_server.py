@@ -155,8 +155,8 @@ def test_message_of_a_consumer_is_delivered_to_the_one_that_has_waited(nsqd):
     assert body_and_attempts(first.frame()) == (b"hello", 1)
 
 
-def test_client_connects_by_a_unix_socket(tmp_path):
-    path = str(tmp_path / "tcp.sock")
+def test_client_connects_by_a_unix_socket(socket_folder):
+    path = str(socket_folder / "tcp.sock")
     with FakeNsqd(tcp_address=path) as nsqd:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(path)
@@ -169,7 +169,7 @@ def test_client_connects_by_a_unix_socket(tmp_path):
 
     assert nsqd.errors == []
     assert Client.opened == []
-    assert list(tmp_path.iterdir()) == []
+    assert list(socket_folder.iterdir()) == []
 
 
 def test_ephemeral_channel_drops_what_is_beyond_its_memory():
