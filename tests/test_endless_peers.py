@@ -241,11 +241,6 @@ def ask(url, **options):
         client.ping()
 
 
-def test_tunnel_of_a_proxy_ends():
-    with flooding(http_flood(HEAD, b"X: y\r\n")) as peer, other_greenlets_run():
-        ask("https://nsqd.invalid:1", proxies={"https": f"http://{peer.address}"})
-
-
 # A TLS record of requests to begin the handshake again. A client must ignore them while it is in the handshake.
 HELLO_REQUESTS = b"\x16\x03\x03\x04\x00" + bytes(1024)
 

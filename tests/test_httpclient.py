@@ -127,26 +127,6 @@ def test_proxies_and_passwords_of_the_environment_are_ignored(monkeypatch, tmp_p
     assert "authorization" not in served.requests[0].headers
 
 
-def test_proxy_that_is_given_is_used():
-    with http_peer(lambda asked, sock: reply()) as proxy:
-        client = HTTPClient("no-such-host.invalid", 4151, proxies={"http": f"http://u:s3cret@{proxy.address}"})
-        assert client.request("GET", "ping") == b"OK"
-
-    assert proxy.lines == ["GET http://no-such-host.invalid:4151/ping"]
-    assert proxy.requests[0].headers["proxy-authorization"].startswith("Basic ")
-
-
-def test_failing_proxy_shows_no_password():
-    client = HTTPClient("host.invalid", 1, proxies={"http": f"http://u:s3cret@127.0.0.1:{refused_port()}"}, retries=0)
-    with pytest.raises(NSQHttpError, match="can't connect") as caught:
-        client.request("GET", "ping")
-
-    error = caught.value
-    while error is not None:
-        assert "s3cret" not in repr(error)
-        error = error.__cause__
-
-
 # --- what is sent -----------------------------------------------------------------------------------------------------
 
 

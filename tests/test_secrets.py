@@ -61,9 +61,6 @@ HTTP = [
     {"headers": {"Authorization": f"{SECRET}\n"}},
     {"headers": {"Authorization": SECRET.encode()}},
     {"headers": SECRET},
-    {"proxies": {"http": URL}},
-    {"proxies": {"http": f"socks5://{ADDRESS}"}},
-    {"proxies": URL},
     {"key_password": SECRET},
     {"key_password": SECRET, "cert_file": "missing", "ca_certs": "missing"},
     {"key_password": [SECRET]},
@@ -263,7 +260,6 @@ def test_failed_request_shows_no_password(answer, options, logged):
 def test_unreachable_servers_show_no_password(logged):
     port = refused_port()
     url = f"http://user:{SECRET}@127.0.0.1:{port}/?token={SECRET}"
-    proxies = {"http": f"http://user:{SECRET}@127.0.0.1:{port}"}
 
     def consume():
         with Consumer("t", "c", lookupd_http_addresses=url, message_handler=lambda consumer, message: None) as client:
@@ -271,7 +267,7 @@ def test_unreachable_servers_show_no_password(logged):
 
     calls = [
         NsqdHTTPClient.from_url(url, retries=0).ping,
-        LookupdClient.from_url("127.0.0.1", proxies=proxies, retries=0).ping,
+        LookupdClient.from_url(url, retries=0).ping,
         consume,
     ]
     texts = [text for call in calls for text in shown_by(call, NSQHttpError)]

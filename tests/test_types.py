@@ -191,7 +191,7 @@ from blinker import Signal
 from gnsq import Consumer, LookupdClient, Message, NsqdHTTPClient, NsqdTCPClient, Producer, PublishResult
 from gnsq.consumer import ConsumerOptionsDict, Handler
 from gnsq.contrib.batch import BatchHandler
-from gnsq.contrib.giveup import DirectoryGiveupHandler, NsqdGiveupHandler
+from gnsq.contrib.giveup import NsqdGiveupHandler
 from gnsq.contrib.queue import ChannelHandler, QueueHandler
 from gnsq.dead_letter import DeadLetter
 from gnsq.lookupd import Lookupd
@@ -234,7 +234,7 @@ HANDLERS = {
     "right": [
         *("plain", "keyword_only", "anything", "unannotated", "Object()", "Object().method", "partial(plain)"),
         *("lambda _, message: message.finish()", "BatchHandler(1, print)", "QueueHandler()", "ChannelHandler()"),
-        *("DirectoryGiveupHandler('x')", "NsqdGiveupHandler('t')"),
+        "NsqdGiveupHandler('t')",
     ],
 }
 USES = [

@@ -10,19 +10,12 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import sys
-import uuid
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import gevent
-
 from gnsq.addresses import parse_address
-from gnsq.dead_letter import encode_dead_letter
 from gnsq.errors import NSQException
-from gnsq.localfiles import PRIVATE, check_mode, make_directory, write_file
 from gnsq.nsqd import NsqdHTTPClient
 from gnsq.texts import id_text
 
@@ -31,7 +24,6 @@ if TYPE_CHECKING:
     from gnsq.message import Message
 
 __all__ = [
-    "DirectoryGiveupHandler",
     "JSONLogGiveupHandler",
     "LogGiveupHandler",
     "NsqdGiveupHandler",
@@ -92,50 +84,6 @@ class JSONLogGiveupHandler(LogGiveupHandler):
         return json.dumps(record)
 
 
-class DirectoryGiveupHandler:
-    """Write the dead letter of each message to a file of its own, as gnsq.dead_letter describes it.
-
-    A file gets its name, ``TOPIC.CHANNEL.TIMESTAMP.ID.json``, when it is complete. It is on the disk when the handler
-    returns. If a message is given up again, its file is replaced.
-
-    Args:
-        directory: Directory of the files. It is created if it does not exist.
-        mode: Permissions of the directory if it is created; the files get them without x. The umask has no effect. By
-            default only the owner can read the files; with 0o750 the group can read them, too.
-
-    Raises:
-        OSError: If the directory can't be created.
-        ValueError: If the directory is empty, or the mode does not let the owner read and write, or has bits other than
-            rwx and setgid.
-    """
-
-    def __init__(self, directory: str | os.PathLike[str], *, mode: int = PRIVATE) -> None:
-        if not os.fspath(directory):
-            raise ValueError("directory is empty; '.' is the current one")
-        self.directory = Path(directory)
-        self.mode = check_mode(mode)
-        make_directory(self.directory, self.mode)
-
-    def format_message(self, consumer: Consumer, message: Message) -> bytes:
-        """Return the content of the file; may be overridden."""
-        return encode_dead_letter(consumer.dead_letter(message)) + b"\n"
-
-    def __call__(self, consumer: Consumer, message: Message) -> None:
-        """Write the file of a message, in another thread, since disks may be slow.
-
-        Raises:
-            OSError: If the file can't be written.
-        """
-        name = f"{consumer.topic}.{consumer.channel}.{message.timestamp}.{_file_name(message.id)}.json"
-        data = self.format_message(consumer, message)
-        with message.touching():
-            gevent.get_hub().threadpool.apply(self._write, (name, data))
-
-    def _write(self, name: str, data: bytes) -> None:
-        # Two handlers may write the file of the same message at the same time, so their temporary files differ.
-        write_file(self.directory / name, self.directory / f".{uuid.uuid4().hex}.tmp", data, self.mode)
-
-
 class NsqdGiveupHandler:
     """Publish the body of each message to a topic, over HTTP, unless the topic is the consumer's ``dead_letter_topic``.
 
@@ -190,11 +138,6 @@ class NsqdGiveupHandler:
                 else:
                     return
         raise NSQException(f"no nsqd has taken a given-up message for topic {self.topic}: {'; '.join(failures)}")
-
-
-def _file_name(message_id: bytes) -> str:
-    # nsqd's ids are hexadecimal digits. Any other id could contain a path that leads out of the directory.
-    return message_id.decode() if message_id.isalnum() else message_id.hex()
 
 
 def _client(nsqd_class: Callable[..., Any], host: str) -> Any:  # Any: any object with publish()

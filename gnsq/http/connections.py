@@ -43,7 +43,7 @@ _CHUNK = 64 * 1024
 # memory. A body raises the limit by its own size, since it may come in small chunks.
 _MAX_OVERHEAD = 256 * 1024
 _TCP_PORTS = "nsqd's TCP port, 4150, in place of 4151, or nsqlookupd's, 4160, in place of 4161"
-# Exceptions that requests, urllib3 and http.client raise for a broken connection, a malformed response or a bad proxy.
+# Exceptions that requests, urllib3 and http.client raise for a broken connection, a malformed response.
 _FAILURES = (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ValueError)
 
 
@@ -186,7 +186,7 @@ class Call:
         # Do not use a requests.Session: it would use proxies and passwords of the environment. Only connecting has a
         # limit of its own.
         timeout = (options.connect_timeout or self._timeout, None)
-        response = self._connections.adapter.send(request, stream=True, timeout=timeout, proxies=options.proxies)
+        response = self._connections.adapter.send(request, stream=True, timeout=timeout)
         # closing() closes a broken connection. After a complete response the pool has the connection already.
         with contextlib.closing(response):
             return self._read(response, options.max_response_size)
@@ -255,17 +255,11 @@ class _Adapter(HTTPAdapter):
     def __init__(self, context: ssl.SSLContext | None, maxsize: int) -> None:
         # Keyword arguments for urllib3's pool managers. Any: each keyword has its own type.
         self._tls: dict[str, Any] = {} if context is None else {"ssl_context": _BufferedTLS(context)}
-        # Two pools suffice: one for the server and one for its proxy.
-        super().__init__(pool_connections=2, pool_maxsize=maxsize, max_retries=0)
+        super().__init__(pool_connections=1, pool_maxsize=maxsize, max_retries=0)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:  # Any: arguments of HTTPAdapter
         super().init_poolmanager(*args, **kwargs | self._tls)
         self.poolmanager.pool_classes_by_scheme = _POOLS
-
-    def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:  # Any: arguments of HTTPAdapter
-        manager = super().proxy_manager_for(proxy, **kwargs | self._tls)
-        manager.pool_classes_by_scheme = _POOLS
-        return manager
 
     def cert_verify(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing. HTTPAdapter's method makes urllib3 trust the CAs of the library requests."""
@@ -311,10 +305,7 @@ class _Connection(urllib3.connection.HTTPConnection):
         return sock
 
     def connect(self) -> None:
-        try:
-            super().connect()
-        finally:
-            _current_call.get().sent = False  # only CONNECT may have been sent, to a proxy
+        super().connect()
         # From now on the timeout of the whole call is the only limit.
         self.sock.settimeout(None)
 

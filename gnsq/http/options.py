@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, TypedDict
-from urllib.parse import urlsplit
 
 from gnsq.options import Options, option
 
@@ -39,7 +38,6 @@ class HttpOptionsDict(TypedDict, total=False):
     headers: Mapping[str, str] | None
     auth: tuple[str, str] | str | None
     query: str | None
-    proxies: Mapping[str, str] | None
     ca_certs: str | os.PathLike[str] | None
     cert_reqs: str | int | None
     cert_file: str | os.PathLike[str] | None
@@ -88,12 +86,6 @@ class HttpOptions(Options):
     query: str | None = option(
         None, "a query, such as `token=...`, that is added to that of each request; as it stands in a URL", secret=True
     )
-    proxies: Mapping[str, str] | None = option(
-        None,
-        "`http://` URLs of proxies by scheme, as for requests; https goes through a tunnel (CONNECT); proxies from the "
-        "environment are not used",
-        secret=True,
-    )
     ca_certs: str | None = option(None, "file or directory of trusted CAs; default: the system's")
     cert_reqs: str = option(
         "CERT_REQUIRED", "with CERT_NONE any certificate is trusted, for any host name", choices=_CERT_REQS
@@ -121,12 +113,6 @@ class HttpOptions(Options):
         super().__post_init__()
         for name, value in (self.headers or {}).items():
             check_header(name, value)
-        for proxy in (self.proxies or {}).values():
-            if not _is_http_url(proxy):
-                raise ValueError(
-                    "proxies must be http:// URLs such as 'http://host:3128' (one is not; not shown, for passwords): "
-                    "proxies for SOCKS, and those that speak TLS themselves, are not supported"
-                )
         if self.query is not None and not _QUERY.fullmatch(self.query):
             raise ValueError("query (not shown: it may be secret) must be as in a URL, without ? and #, quoted with %")
         if self.auth is not None:
@@ -157,15 +143,6 @@ def check_header(name: str, value: str) -> None:
         raise ValueError(f"header {name!r} has no valid name")
     if not value.isprintable() or value != value.strip() or not value.isascii():
         raise ValueError(f"value of header {name} must be printable ASCII, without spaces around it")
-
-
-def _is_http_url(text: str) -> bool:
-    """Return True if a text has the scheme http and a host, and the port, if there is one, is valid."""
-    try:
-        parts = urlsplit(text)
-        return parts.scheme == "http" and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 def _limits(timeout: urllib3.Timeout) -> dict[str, float]:

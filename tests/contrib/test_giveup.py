@@ -1,18 +1,13 @@
 """Give-up handlers: a message is stored when they return, or they raise and it is requeued."""
 
-import base64
 import json
-import os
-import stat
 
-import gevent
 import pytest
 
 from fakensqd import on
 from fakensqd.faults import answer
 from gnsq import Consumer, Message
 from gnsq.contrib.giveup import (
-    DirectoryGiveupHandler,
     JSONLogGiveupHandler,
     LogGiveupHandler,
     NsqdGiveupHandler,
@@ -117,59 +112,6 @@ def test_message_is_requeued_if_the_log_fails(fakensqd, give_up):
     give_up(LogGiveupHandler(log), b"x")
 
     wait_until(lambda: len(lines) == 2 and settled(fakensqd))
-
-
-# --- directory
-
-
-def test_directory_gets_a_file_with_all_of_a_message(fakensqd, give_up, tmp_path):
-    directory = tmp_path / "made" / "here"
-
-    give_up(DirectoryGiveupHandler(directory), b"\xffbody")
-    wait_until(lambda: list(directory.glob("*.json")))
-
-    (path,) = directory.iterdir()
-    record = json.loads(path.read_text())
-    assert (record["topic"], record["channel"], record["nsqd"]) == ("t", "c", fakensqd.tcp_address)
-    assert (record["attempts"], record["reason"]) == (2, "never")
-    assert base64.b64decode(record["body"]) == b"\xffbody"
-    assert path.name == f"t.c.{record['timestamp']}.{record['id']}.json"
-    wait_until(lambda: settled(fakensqd))
-
-
-def test_message_given_up_twice_is_one_file(tmp_path):
-    handler = DirectoryGiveupHandler(tmp_path)
-
-    gevent.joinall([gevent.spawn(handler, CONSUMER, message()) for _ in range(5)], raise_error=True)
-
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_message_id_does_not_lead_out_of_the_directory(tmp_path):
-    directory = tmp_path / "inside"
-
-    DirectoryGiveupHandler(directory)(CONSUMER, message(message_id=b"/../../../../../x"[:16]))
-
-    assert len(list(directory.iterdir())) == 1
-    assert list(tmp_path.iterdir()) == [directory]
-
-
-@pytest.mark.parametrize("umask", [0, 0o077], ids=oct)
-@pytest.mark.parametrize(("options", "modes"), [({}, (0o700, 0o600)), ({"mode": 0o750}, (0o750, 0o640))], ids=str)
-def test_given_up_messages_are_private_unless_the_mode_says_otherwise(tmp_path, umask, options, modes):
-    before = os.umask(umask)
-    try:
-        DirectoryGiveupHandler(tmp_path / "given-up", **options)(CONSUMER, message())
-    finally:
-        os.umask(before)
-
-    [path] = (tmp_path / "given-up").iterdir()
-    assert tuple(stat.S_IMODE(each.stat().st_mode) for each in (path.parent, path)) == modes
-
-
-def test_empty_directory_is_refused():
-    with pytest.raises(ValueError, match="directory is empty"):
-        DirectoryGiveupHandler("")
 
 
 # --- nsqd

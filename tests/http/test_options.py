@@ -68,9 +68,6 @@ def test_cert_reqs_are_converted(given, name):
         ({"headers": {"X": 1}}, TypeError, "headers must be a dict of str to str"),
         ({"headers": {"X Y": "1"}}, ValueError, "header 'X Y' has no valid name"),
         ({"headers": {"X": "a\r\nY: b"}}, ValueError, "value of header X must be printable"),
-        ({"proxies": {"http": "nowhere"}}, ValueError, "proxies must be http:// URLs"),
-        ({"proxies": {"http": "socks5://h:1080"}}, ValueError, "SOCKS.* not supported"),
-        ({"proxies": {"https": "https://h:3128"}}, ValueError, "speak TLS themselves.* not supported"),
         ({"auth": ("a",)}, TypeError, "auth must be a pair of str"),
         ({"auth": "a\nb"}, ValueError, "value of header Authorization"),
         ({"key_password": 5, "cert_file": "c"}, TypeError, "key_password must be"),
@@ -93,7 +90,6 @@ SECRET = "sesame"
         {"auth": f"Bearer {SECRET}\n"},
         {"headers": {"X-Token": f"{SECRET}\n"}},
         {"headers": {"X-Token": [SECRET]}},
-        {"proxies": {"http": f"user:{SECRET}@proxy"}},
         {"key_password": [SECRET]},
     ],
 )
@@ -108,7 +104,6 @@ def test_options_show_no_secret():
     options = HttpOptions(
         auth=("user", SECRET),
         headers={"X": SECRET},
-        proxies={"http": f"http://u:{SECRET}@h:1"},
         key_password=SECRET,
     )
 
