@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import resource
@@ -243,11 +244,17 @@ def silent_nsqd() -> contextlib.AbstractContextManager[str]:
 
 
 def refused_port() -> int:
-    """Return a port of 127.0.0.1 on which no server listens."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    """Return a port of 127.0.0.1 on which no server listens, but one that the test starts.
+
+    It stays bound until the end of this process, so no other program gets it by chance. Linux lets a server listen on
+    it nevertheless, if both have SO_REUSEADDR, which all servers here set.
+    """
+    sock = socket.socket()
+    atexit.register(sock.close)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    port: int = sock.getsockname()[1]
+    return port
 
 
 class Nsqd(Protocol):

@@ -7,13 +7,12 @@ import importlib.util
 import os
 import re
 import shutil
-import socket
 
 import pytest
 
 from tests.docs.pages import example
 from tests.fakensqd.programs import run_command
-from tests.helpers import PYTHON
+from tests.helpers import PYTHON, refused_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
 
@@ -26,11 +25,7 @@ class Folder:
     def __init__(self, path):
         self.path = path / "recipe"
         self.path.mkdir()
-        # All are open at once, so that they are different.
-        sockets = {port: socket.create_server(("127.0.0.1", 0)) for port in FLAGS}
-        self.ports = {port: str(found.getsockname()[1]) for port, found in sockets.items()}
-        for found in sockets.values():
-            found.close()
+        self.ports = {port: str(refused_port()) for port in FLAGS}
         program = path / "fakensqd"
         flags = " ".join(f"{FLAGS[port]}=127.0.0.1:{found}" for port, found in self.ports.items())
         program.write_text(f'#!/bin/sh\nexec {PYTHON} -m fakensqd "$@" {flags}\n')

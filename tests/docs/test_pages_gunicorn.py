@@ -5,7 +5,6 @@ import http.client
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 
@@ -15,7 +14,7 @@ import yaml
 from fakensqd import on
 from fakensqd.faults import error
 from tests.docs.prose import ROOT, Addresses, blocks
-from tests.helpers import child, wait_until
+from tests.helpers import child, refused_port, wait_until
 
 pytestmark = pytest.mark.subprocess
 
@@ -71,9 +70,7 @@ def test_application_stores_bodies_and_reports_errors(worker, fakensqd, fakelook
 @pytest.mark.parametrize("is_published", [True, False], ids=["", "before the first publish"])
 def test_worker_for_kubernetes_answers_probes_and_drains(fakecluster, socket_folder, is_published):
     write_files("guides/kubernetes.md", socket_folder, fakecluster.nsqds[0], fakecluster.lookupds[0])
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{sock.getsockname()[1]}"
+    address = f"127.0.0.1:{refused_port()}"
     path = socket_folder / "worker.py"
     path.write_text(path.read_text().replace("8080", address.rpartition(":")[2]))
     if is_published:

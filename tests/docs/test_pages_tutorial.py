@@ -7,14 +7,13 @@ import os
 import re
 import shlex
 import signal
-import socket
 import sys
 import urllib.request
 
 import pytest
 
 from tests.docs.prose import ROOT, blocks, check_printed
-from tests.helpers import child, wait_until
+from tests.helpers import child, refused_port, wait_until
 
 PAGE = "tutorial.md"
 PORTS = ("4150", "4151", "9100")
@@ -22,20 +21,12 @@ DELETED = ("test_order_without_a_price_is_delivered_again",)
 PROGRAMS = {"python": [], "pytest": ["-m", "pytest", "-p", "no:cacheprovider"], "fakensqd": ["-m", "fakensqd"]}
 
 
-def free_ports():
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in PORTS]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return {usual: str(sock.getsockname()[1]) for usual, sock in zip(PORTS, sockets, strict=True)}
-
-
 class Reader:
     """Does what the tutorial says."""
 
     def __init__(self, folder, output):
         self.folder = folder
-        self.ports = free_ports()
+        self.ports = {usual: str(refused_port()) for usual in PORTS}
         self.stack = contextlib.ExitStack()
         self.environment = os.environ | {
             "PYTHONPATH": str(ROOT),
