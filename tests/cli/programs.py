@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from gnsq.cli.command import program
 from gnsq.cli.main import command_line
-from tests.helpers import child, wait_until
+from tests.helpers import LIMIT, child, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,23 +53,39 @@ def servers_of(nsqd):
 
 @contextlib.contextmanager
 def signalled_when(condition, number=signal.SIGTERM):
-    """Send a signal to this process, in which a command runs, when a condition is true."""
+    """Send a signal to this process, in which a command runs, when a condition is true.
 
-    def wait_and_send():
-        wait_until(condition)
-        os.kill(os.getpid(), number)
-
-    with background(wait_and_send):
+    If that does not come, a signal ends the command all the same, and the block fails.
+    """
+    with background(lambda: wait_until(condition), number):
         yield
 
 
 @contextlib.contextmanager
-def background(function):
-    """Call a function in a greenlet while a command runs in this process. It must have ended when the command has."""
-    greenlet = gevent.spawn(function)
+def background(function, number=None):
+    """Call a function in a greenlet while a command runs in this process; then send the command a signal, if given.
+
+    If the function fails, a SIGTERM ends the command, which may wait for what the function should have done. The block
+    raises the error.
+    """
+    runs = True
+
+    def call():
+        end = signal.SIGTERM
+        try:
+            function()
+            end = number
+        finally:
+            if runs and end is not None:
+                os.kill(os.getpid(), end)
+
+    greenlet = gevent.spawn(call)
     try:
-        yield
-        greenlet.get(timeout=1)
+        try:
+            yield
+        finally:
+            runs = False
+        greenlet.get(timeout=2 * LIMIT)
     finally:
         greenlet.kill()
 
