@@ -402,9 +402,10 @@ def test_second_signal_ends_at_once_and_shows_the_cursor_again(fakensqd):
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
-        process.send_signal(signal.SIGINT)
+        # If it has noticed the first one late, another one counts as the second.
+        wait_until(lambda: process.send_signal(signal.SIGINT) or process.poll() is not None)
 
-        assert process.wait(LIMIT) == 130
+        assert process.returncode == 130
         with contextlib.suppress(OSError):  # EIO: all is read
             while data := os.read(terminal, 4096):
                 shown += data

@@ -364,19 +364,31 @@ def test_two_processes_share_a_directory(fakensqd, start, out):
 @pytest.mark.parametrize("compress", ["none", "gzip", "zstd"])
 def test_kill_loses_no_message(fakensqd, start, out, compress):
     arguments = ("--compress", compress, "--sync-interval", "0.005", "--rotate-size", "1K", "--max-in-flight", "20")
-    fakensqd.publish("t", *bodies(150))
+    published = []
 
-    # While it writes more messages.
+    def publish_more():
+        published.extend(b"%d" % number for number in range(len(published), len(published) + 50))
+        fakensqd.publish("t", *published[-50:])
+
+    def is_writing(nsqd):
+        # However fast it is, there is more to do.
+        if nsqd.depth("t", "to-file") < 50:
+            publish_more()
+        return nsqd.transcript.finished("t") >= 30
+
+    publish_more()
     with start(*arguments) as killed:
-        fakensqd.wait_until(lambda nsqd: nsqd.transcript.finished("t") >= 30)
+        fakensqd.wait_until(is_writing)
         killed.kill()
     assert len(finished(fakensqd)) >= 30
     assert finished(fakensqd) <= set(lines_after_recovery(out))
+    # So the last one has begun when all is done.
+    publish_more()
     with start(*arguments) as last:
         fakensqd.wait_until(lambda nsqd: nsqd.depth("t", "to-file") + nsqd.in_flight("t", "to-file"), 0)
         last.stop()
 
-    assert set(lines(out)) == set(bodies(150))
+    assert set(lines(out)) == set(published)
     assert [path for path in out.iterdir() if path.name.startswith(".")] == []
 
 

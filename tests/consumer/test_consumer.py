@@ -532,7 +532,7 @@ def script(set_up, nsqd):
     with Producer(nsqd.tcp_address) as producer:
         producer.multipublish("t", [b"x"] * 100)
     code = SCRIPT.format(set_up=set_up)
-    with child(sys.executable, "-W", "error", "-c", code, nsqd.tcp_address, limit=LIMIT) as running:
+    with child(sys.executable, "-W", "error", "-c", code, nsqd.tcp_address) as running:
         for _ in range(3):
             assert running.stdout.readline() == "begun\n"
         yield running

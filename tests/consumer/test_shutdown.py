@@ -14,7 +14,7 @@ from fakensqd import on
 from fakensqd.faults import delay
 from fakensqd.faults.toxics import latency
 from gnsq import Consumer, Producer
-from tests.helpers import wait_until
+from tests.helpers import LIMIT, wait_until
 
 
 def channel(nsqd):
@@ -341,28 +341,30 @@ def test_requeue_at_the_deadline_is_no_failure_for_backoff(nsqd, clock, publish,
 
 
 def test_close_with_a_timeout_in_a_signal_handler_does_not_block_busy_handlers(fakensqd):
-    seen = []
+    begun = threading.Event()
     consumer = Consumer(
-        "t", "c", fakensqd.tcp_address, message_handler=lambda _, message: seen.append(message), max_in_flight=200
+        "t", "c", fakensqd.tcp_address, message_handler=lambda consumer, message: begun.set(), max_in_flight=200
     )
 
     def signalled(*_):
-        in_flight.append(gevent.getcurrent())
         consumer.close(timeout=20)
 
-    in_flight = []
+    def send():
+        if begun.wait(LIMIT):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
     with Producer(fakensqd.tcp_address) as producer:
         for _ in range(50):
             producer.multipublish("t", [b"x"] * 200)
     before = signal.signal(signal.SIGUSR1, signalled)
-    timer = threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    sender = threading.Thread(target=send)
     try:
-        timer.start()
+        sender.start()
         began = time.monotonic()
         consumer.start()
     finally:
+        sender.join()
         signal.signal(signal.SIGUSR1, before)
-        timer.join()
 
     # It ended within its time limit.
     assert time.monotonic() - began < 20

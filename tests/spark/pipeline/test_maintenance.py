@@ -368,12 +368,15 @@ def test_kill_between_merge_and_vacuum_leaves_every_event_once(archive):
 def test_kill_in_the_middle_of_a_merge_leaves_every_event_once(archive):
     archive.append(rows=1000, files=30)
     before = archive.files_on_disk()
-    program = PROGRAM.format("maintenance.merge_files(DeltaTable(sys.argv[1]), sys.argv[1], 0)")
-    with subprocess.Popen([sys.executable, "-c", program, archive.location]) as process:
-        wait_for(lambda: archive.files_on_disk() != before)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait(30)
+    killed = (
+        "write = maintenance.write_file\n"
+        "maintenance.write_file = lambda *given: write(*given) and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "maintenance.merge_files(DeltaTable(sys.argv[1]), sys.argv[1], 0)"
+    )
 
+    assert run(killed, archive.location) == -signal.SIGKILL
+
+    assert archive.files_on_disk() > before
     assert archive.ids() == list(range(30_000))
     maintain_table(archive.location, retention=0, quiet=0)
     assert archive.ids() == list(range(30_000))
@@ -500,7 +503,9 @@ def test_maintenance_that_fails_is_told(maintenance, archived, caplog):
 
 
 @pytest.mark.subprocess
-def test_maintenance_that_is_killed_is_told(maintenance, caplog):
+def test_maintenance_that_is_killed_is_told(maintenance, caplog, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import signal; signal.pause()")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     maintenance._start([], RETENTION).kill()
 
     maintenance.run_daily()
