@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.spark.errors import SpoolError, SpoolIncomplete
@@ -66,9 +66,13 @@ class Planner:
 
     Args:
         is_batch: Read the segments of the planner's own receiver once, at most options.max_rows rows; delete nothing.
+        now: The clock of its waits, in seconds.
     """
 
-    def __init__(self, options: ReadOptions, *, is_batch: bool = False) -> None:
+    def __init__(
+        self, options: ReadOptions, *, is_batch: bool = False, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._now = now
         self.spool = Spool(options.spool, options.spool_permissions)
         self.receiver: Receiver | None = None
         self._options = options
@@ -85,7 +89,7 @@ class Planner:
         self._listing_took = 0.0
         # The end of the spool, and the time of the last listing that found new segments.
         self._end: dict[str, int] = {}
-        self._grown_at = time.monotonic()
+        self._grown_at = self._now()
         self._planned: Vector = {}
         # The end of the last empty batch that latest() has planned.
         self._renewed: dict[str, int] | None = None
@@ -125,7 +129,7 @@ class Planner:
         options = self._options
         try:
             self._lock = self.spool.lock(options.spool_owner, options.source, END_TIMEOUT)
-            self._checked_at = time.monotonic()
+            self._checked_at = self._now()
             self.spool.remove_leftovers()
             self._hub = HubThread("gnsq-spark-receiver")
             self._monitor = ChannelMonitor(self._hub, options, self.spool.location)
@@ -188,7 +192,7 @@ class Planner:
             OSError: If the spool can't be listed.
         """
         self._note_start(start)
-        since = time.monotonic()
+        since = self._now()
         if self._drain is not None:
             self._drain.begin(since)
         while True:
@@ -203,7 +207,7 @@ class Planner:
                 # The segments could not be deleted after the empty batch. Another empty batch would not help, and a
                 # drain must end.
                 self.commit(start)
-            if not self._should_wait(waiting, time.monotonic() - since):
+            if not self._should_wait(waiting, self._now() - since):
                 return self._plan_batch(start) if waiting.segments else self._plan_up_to(start, [])
             self._wait()
 
@@ -310,7 +314,7 @@ class Planner:
         self._planned = advance(start, taken, self._listing.receivers)
         if taken:
             self._turn += 1
-            self._last_batch = time.monotonic()
+            self._last_batch = self._now()
         return dict(self._planned)
 
     def _totals_after(self, start: Vector) -> Totals:
@@ -324,7 +328,7 @@ class Planner:
         # more rows come while receivers wait for space.
         if least is None or waiting.rows >= least or self._drain is not None or self._exceeds_batch(waiting):
             return False
-        return time.monotonic() - self._last_batch < self._options.max_trigger_delay and not self._is_paused()
+        return self._now() - self._last_batch < self._options.max_trigger_delay and not self._is_paused()
 
     def _exceeds_batch(self, waiting: Totals) -> bool:
         """Return True if these segments are more than one batch may have."""
@@ -359,7 +363,7 @@ class Planner:
         An empty batch is needed for that: before it Spark calls commit() for the last batch, and code in it can sync
         Spark's commit log. With Trigger.Once there is none, and the planner deletes the segments itself.
         """
-        segments, now, depth = self._listing.segments, time.monotonic(), None
+        segments, now, depth = self._listing.segments, self._now(), None
         if self._channel_monitor.asked_at > self._grown_at:
             depth = self._channel_monitor.depth
         read = segments.totals({}, start).size
@@ -393,13 +397,13 @@ class Planner:
         options, has_http = self._options, self._channel_monitor.has_http
         # As old as segments may get now: later, the drain reads what waits.
         wait = grown_age(options.segment_wait, len(self._listing.segments))
-        self._drain = Drain(options.idle_timeout, time.monotonic(), has_http=has_http, segment_wait=wait)
+        self._drain = Drain(options.idle_timeout, self._now(), has_http=has_http, segment_wait=wait)
         if depth is not None:
             self._drain.record(0, depth)
 
     def _poll_until_drained(self) -> Iterator[None]:
         assert self._drain is not None  # _start_drain() has made it
-        self._drain.begin(time.monotonic())
+        self._drain.begin(self._now())
         self._poll()
         while self._drain_end is None:
             yield
@@ -438,7 +442,7 @@ class Planner:
                 "nothing is lost"
             )
         self._check_owner(OWNER_CHECK_INTERVAL)
-        age = time.monotonic() - self._listed_at
+        age = self._now() - self._listed_at
         is_recent = age < LISTING_PAUSE * self._listing_took
         if is_recent and start is not None and self._exceeds_batch(self._totals_after(start)):
             return
@@ -456,14 +460,14 @@ class Planner:
         sample = DepthSample(
             self._counted_rows, depth, is_paused=self._is_paused(), is_reached=self._has_ever_reached_nsqd()
         )
-        result = self._drain.update(sample, time.monotonic())
+        result = self._drain.update(sample, self._now())
         if result is not None:
             self._end_drain(result)
 
     def _list(self, *, is_whole: bool = False) -> None:
-        began = time.monotonic()
+        began = self._now()
         self.spool.update(self._listing, is_whole=is_whole)
-        self._listed_at = time.monotonic()
+        self._listed_at = self._now()
         self._listing_took = self._listed_at - began
         end = self._listing.segments.last()
         if any(number > self._end.get(receiver, 0) for receiver, number in end.items()):
@@ -472,7 +476,7 @@ class Planner:
 
     def _check_owner(self, interval: float) -> None:
         """Check that no other run has taken the spool: on a file system without locks, that is possible."""
-        now = time.monotonic()
+        now = self._now()
         if self._lock is not None and now - self._checked_at >= interval:
             self._lock.check()
             self._checked_at = now
