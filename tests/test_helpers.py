@@ -37,6 +37,14 @@ def test_child_starts_with_default_signal_actions_also_if_the_parent_ignores_the
     assert kept == [signal.SIG_IGN] * 3
 
 
+def test_what_a_child_has_written_is_printed_at_its_end(capsys):
+    code = "import os, time; os.write(1, b'1\\n2\\n'); os.write(2, b'x\\n'); time.sleep(60)"
+    with child(sys.executable, "-c", code) as process:
+        assert (process.stderr.readline(), process.stdout.readline()) == ("x\n", "1\n")
+
+    assert capsys.readouterr().out.endswith("\n1\n2\nx\n\n")
+
+
 GRANDCHILD = """
 import os, time
 

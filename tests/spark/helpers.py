@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from gnsq.spark.options import ReadOptions
 from gnsq.spark.source.planner import drain_channel
 from gnsq.spark.spool.segments import segment_columns, write_crc
 from gnsq.spark.spool.spool import Spool
-from tests.helpers import default_signals
+from tests.helpers import child
 
 LIMIT = 20.0
 
@@ -137,29 +136,9 @@ def is_empty(nsqd, topic, channel):
     return stats is not None and stats["depth"] + stats["in_flight_count"] + stats["deferred_count"] == 0
 
 
-@contextlib.contextmanager
 def running(arguments, **environment):
-    """Run a command in its own process group, all of which is killed at the end.
-
-    Yields the process; its output is one text, stdout and stderr.
-    """
-    with default_signals():
-        process = subprocess.Popen(
-            arguments,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, **environment},
-        )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate(timeout=30)
-        # pytest shows it if the test fails.
-        print(output)
+    """Run a command as child() does; its output is one text, stdout and stderr."""
+    return child(*arguments, limit=1200, stderr=subprocess.STDOUT, env={**os.environ, **environment})
 
 
 def members_of(group):
