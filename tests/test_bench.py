@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from fakensqd import FakeNsqd
 from integration.bench import clients, compare, curves, layers, report
 from integration.bench.figures import CPU, RATE, Figure, Results
 from integration.bench.servers import Nsqd, echo
+from tests.helpers import run
 
 ROOT = Path(__file__).parent.parent
 OURS = [(workload, client) for workload, found in clients.WORKLOADS.items() for client in found]
@@ -48,7 +48,7 @@ def test_time_inside_of_the_codec_of_a_layer_is_measured(nsqd, fakensqd_certific
         nsqd.fill(topic, 1000, layers.body)
         command = [sys.executable, "-m", "integration.bench.layers", "snappy", nsqd.tcp, topic, "1000"]
         command.append(str(fakensqd_certificates.ca))
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+        done = run(*command, cwd=ROOT)
 
     assert done.returncode == 0, done.stderr
     _, whole, inside = map(float, done.stdout.split())

@@ -1,7 +1,6 @@
 """What is published: one version, the files of the wheel and the source archive, links, and the workflows' files."""
 
 import re
-import subprocess
 import sys
 import tarfile
 import tomllib
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 import gnsq
+from tests.helpers import run
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -25,7 +25,7 @@ def built(tmp_path_factory):
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=100)
+    run(*command, cwd=ROOT).check_returncode()
     [wheel], [archive] = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return wheel, archive
 

@@ -4,13 +4,13 @@ import itertools
 import json
 import re
 import shutil
-import subprocess
 
 import pytest
 import yaml
 
 from gnsq.contrib.prometheus import _FAMILIES, _NSQD_FAMILIES
 from tests.docs.pages import ROOT, hooks
+from tests.helpers import run
 
 pytest.importorskip("pyspark")
 
@@ -100,6 +100,6 @@ def test_alerts_say_what_to_do_and_how_urgent_they_are():
     ids=["rules are valid", "rules alert when they should"],
 )
 def test_promtool(command):
-    done = subprocess.run(["promtool", *command], capture_output=True, text=True, timeout=60, check=False)
+    done = run("promtool", *map(str, command))
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,8 +1,8 @@
 import importlib
-import subprocess
-import sys
 
 import pytest
+
+from tests.helpers import run_program
 
 
 def test_default_source_is_the_nsq_format():
@@ -20,7 +20,7 @@ def test_import_never_raises(missing):
     )
     path = importlib.import_module("gnsq.spark.autoload").__file__
 
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True, timeout=60)
+    done = run_program(code, path, flags=())
 
     assert done.stdout == "False\n"
     assert "format nsq is not available" in done.stderr
@@ -36,6 +36,6 @@ def test_without_pyspark_the_extra_is_named():
         "except ImportError as error: print(error)"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = run_program(code, flags=())
 
     assert done.stdout.startswith("gnsq.spark needs pyspark and pyarrow: pip install 'gnsq[spark]' (")

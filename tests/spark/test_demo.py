@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -20,6 +19,7 @@ from integration.demo.__main__ import account, main
 from integration.demo.events import SPAN, START, batches, generate, read_lines
 from integration.demo.report import MAX_BINS, DemoRun, binned, demo_html
 from tests.docs.pages import hooks
+from tests.helpers import run
 from tests.spark.helpers import wait_for
 
 # --- the whole demo
@@ -28,7 +28,7 @@ from tests.spark.helpers import wait_for
 @pytest.mark.subprocess
 def test_missing_file_is_named(tmp_path):
     demo = [sys.executable, "-m", "integration.demo", "--file", str(tmp_path / "none")]
-    done = subprocess.run(demo, capture_output=True, text=True, timeout=60, check=False)
+    done = run(*demo)
 
     assert done.returncode == 2
     assert f"{tmp_path / 'none'}: No such file" in done.stderr

@@ -5,7 +5,6 @@ import io
 import json
 import re
 import shlex
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from gnsq.spark.pipeline.__main__ import main as job_command
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 from tests.docs import prose
 from tests.docs.pages import example
+from tests.helpers import run
 from tests.spark.helpers import publish, wait_for
 
 # Each block of these pages runs, in its order.
@@ -78,7 +78,7 @@ def test_forgotten_user_is_in_no_file_of_any_table(tmp_path):
 
     for user in ("ann", "o'hara", "andré"):
         command = [sys.executable, "forget.py", "lake", user]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        done = run(*command, cwd=tmp_path)
         assert done.stdout == "clicks: 1 deleted\nclicks_dead: 1 deleted\n", done.stderr
 
     assert DeltaTable(f"{lake}/clicks").to_pyarrow_table().to_pylist() == [{"user": "anna"}]
@@ -137,7 +137,7 @@ class Reader:
             self.printed = out.getvalue()
         else:
             command = [sys.executable, *(["-m", "gnsq"] if program == "gnsq" else []), *arguments]
-            done = subprocess.run(command, cwd=self._folder, capture_output=True, text=True, timeout=60, check=False)
+            done = run(*command, cwd=self._folder)
             assert done.returncode == 0, done.stderr
             self.printed = done.stdout
 

@@ -1,6 +1,5 @@
 import os
 import stat
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -15,6 +14,7 @@ from gnsq.spark.java import (
     parse_version,
     prepare_environment,
 )
+from tests.helpers import run, run_program
 
 pytestmark = pytest.mark.subprocess
 
@@ -120,11 +120,9 @@ def test_packaged_java_is_the_last_choice(packaged, make_java, tmp_path):
 def test_packaged_java_is_called_without_the_module_it_does_not_have(packaged):
     found = find_java({"PATH": "/nowhere"})
 
-    done = subprocess.run(
-        [found.home / "bin" / "java", "-Xmx1g", "--add-modules=jdk.incubator.vector", "a  b", "$c", "--add-modules=x"],
-        capture_output=True,
-        text=True,
-        check=True,
+    done = run(
+        str(found.home / "bin" / "java"),
+        *["-Xmx1g", "--add-modules=jdk.incubator.vector", "a  b", "$c", "--add-modules=x"],
     )
 
     assert done.stdout.splitlines() == ["-Xmx1g", "a  b", "$c", "--add-modules=x"]
@@ -206,7 +204,7 @@ def test_command_line(make_java, monkeypatch, capsys, arguments, version, status
 def test_it_loads_neither_spark_nor_click():
     code = "import sys, gnsq.spark.java; print({'pyspark', 'pyarrow', 'click'} & set(sys.modules))"
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = run_program(code, flags=())
 
     assert done.stdout == "set()\n"
 

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 import zipfile
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from gnsq.spark.pipeline.settings import load_settings
 from gnsq.spark.receiver.program import command as receiver_command
 from gnsq.spark.receiver.receiver import CLOSE_TIMEOUT, WRITE_TIMEOUT
 from tests.docs.pages import blocks
+from tests.helpers import run
 
 ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "integration" / "kubernetes"
@@ -165,14 +165,15 @@ def entrypoint(tmp_path):
         (tmp_path / name).write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n')
         (tmp_path / name).chmod(0o755)
 
-    def run(*arguments, **environment):
+    def run_entrypoint(*arguments, **environment):
         homes = {"SPARK_HOME": str(tmp_path), "JAVA_HOME": str(tmp_path)}
         command = ["bash", str(IMAGES / "entrypoint.sh"), *arguments]
         environment = {"PATH": os.environ["PATH"], **homes, **environment}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=30, check=True)
+        done = run(*command, env=environment)
+        done.check_returncode()
         return done.stdout.replace(str(tmp_path), "HOME").splitlines()
 
-    return run
+    return run_entrypoint
 
 
 @pytest.mark.subprocess

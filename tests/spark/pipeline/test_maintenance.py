@@ -1,10 +1,10 @@
 """Tables stay whole while their files are merged and deleted, wherever maintenance is killed."""
 
+import contextlib
 import datetime as dt
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -32,6 +32,7 @@ from gnsq.spark.pipeline.maintenance import (
 )
 from gnsq.spark.pipeline.parquet import write
 from gnsq.spark.pipeline.status import Status
+from tests.helpers import child, run_program
 from tests.spark.helpers import wait_for
 from tests.spark.pipeline.jobs import job
 
@@ -192,19 +193,14 @@ def test_processes_that_maintain_at_once_neither_lose_nor_double_rows(archive):
         "for _ in range(8): maintenance.maintain_table(sys.argv[1], retention=3600, quiet=0)\nprint('ended')"
     )
     archive.append(20)
-    started = [
-        subprocess.Popen([sys.executable, "-c", program, archive.location], stdout=subprocess.PIPE) for _ in range(3)
-    ]
-    try:
+    with contextlib.ExitStack() as stack:
+        started = [stack.enter_context(child(sys.executable, "-c", program, archive.location)) for _ in range(3)]
         while any(process.poll() is None for process in started):
             archive.append()
             assert archive.ids() == list(range(archive.rows))
-    finally:
-        for process in started:
-            process.kill()
-    outputs = [process.communicate()[0] for process in started]
+        outputs = [process.communicate()[0] for process in started]
 
-    assert outputs == [b"ended\n"] * 3
+    assert outputs == ["ended\n"] * 3
     assert archive.ids() == list(range(archive.rows))
     assert archive.table.status().rows == archive.rows
 
@@ -346,8 +342,8 @@ from gnsq.spark.pipeline import maintenance
 """
 
 
-def run(text, location):
-    return subprocess.run([sys.executable, "-c", PROGRAM.format(text), location], timeout=60, check=False).returncode
+def status_of(text, location):
+    return run_program(PROGRAM.format(text), location, flags=()).returncode
 
 
 @pytest.mark.subprocess
@@ -355,7 +351,7 @@ def test_kill_between_merge_and_vacuum_leaves_every_event_once(archive):
     archive.append(5)
     killed = "maintenance.merge_files(DeltaTable(sys.argv[1]), sys.argv[1], 0); os.kill(os.getpid(), signal.SIGKILL)"
 
-    assert run(killed, archive.location) == -signal.SIGKILL
+    assert status_of(killed, archive.location) == -signal.SIGKILL
 
     assert archive.ids() == list(range(50))
     archive.append()
@@ -374,7 +370,7 @@ def test_kill_in_the_middle_of_a_merge_leaves_every_event_once(archive):
         "maintenance.merge_files(DeltaTable(sys.argv[1]), sys.argv[1], 0)"
     )
 
-    assert run(killed, archive.location) == -signal.SIGKILL
+    assert status_of(killed, archive.location) == -signal.SIGKILL
 
     assert archive.files_on_disk() > before
     assert archive.ids() == list(range(30_000))
@@ -475,8 +471,9 @@ def test_maintenance_runs_after_so_many_batches_without_holding_them_up(maintena
     maintenance.committed()
     assert maintenance._process is None
     maintenance.committed()
-    wait_for(lambda: orphan not in archived.files_on_disk())
+    maintenance._process.wait()
 
+    assert orphan not in archived.files_on_disk()
     assert archived.ids() == list(range(20))
 
 

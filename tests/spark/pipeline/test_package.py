@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gnsq.spark import pipeline
+from tests.helpers import run
 
 SCRIPTS = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["scripts"]
 
@@ -43,10 +43,7 @@ def test_program_without_the_extra_says_in_one_line_what_to_install(tmp_path, ar
     )
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
 
-    done = subprocess.run(
-        [sys.executable, *arguments, "--help"], capture_output=True, text=True, timeout=30, check=False,
-        env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    done = run(sys.executable, *arguments, "--help", env={**os.environ, "PYTHONPATH": path})
 
     assert done.returncode == 1
     [line] = done.stderr.splitlines()

@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import stat
-import subprocess
 import sys
 
 import gevent
@@ -21,7 +20,7 @@ from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.program import _report
 from gnsq.spark.receiver.program import command as program
 from gnsq.spark.receiver.receiver import Receiver
-from tests.helpers import refused_port
+from tests.helpers import refused_port, run, run_program
 from tests.spark.helpers import bodies_of, channel_stats, is_empty, numbered, publish, running, wait_for
 
 pytestmark = pytest.mark.subprocess
@@ -111,10 +110,7 @@ def test_health_address_in_use_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         arguments = ["--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", "127.0.0.1:1"]
-        done = subprocess.run(
-            command(*HERE, *arguments, "--health-address", address),
-            capture_output=True, text=True, timeout=30, check=False,
-        )  # fmt: skip
+        done = run(*command(*HERE, *arguments, "--health-address", address))
 
     assert done.returncode == 1
     assert f"--health-address {address}: Address already in use" in done.stderr
@@ -214,10 +210,7 @@ def test_what_can_not_be_used_is_named_without_secrets(spool, tmp_path):
 def test_missing_package_is_named(tmp_path, missing):
     (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError(\"No module named '{missing}'\")")
 
-    done = subprocess.run(
-        command("--help"), capture_output=True, text=True, timeout=30, check=False,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
+    done = run(*command("--help"), env={**os.environ, "PYTHONPATH": str(tmp_path)})
 
     assert done.returncode == 1
     assert f"needs click and pyarrow: pip install 'gnsq[spark]' (No module named '{missing}')" in done.stderr
@@ -279,10 +272,7 @@ def test_end_of_the_writing_ends_the_process_with_its_reason(fakensqd, tmp_path)
     )
     publish(fakensqd, "clicks", [b"x"])
 
-    done = subprocess.run(
-        [sys.executable, "-c", code, *HERE, "--spool", str(tmp_path), "--nsqd-tcp-address", fakensqd.tcp_address],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_program(code, *HERE, "--spool", str(tmp_path), "--nsqd-tcp-address", fakensqd.tcp_address, flags=())
 
     assert done.returncode == 1
     assert "Error: nothing can be written any more: RuntimeError('bug')" in done.stderr

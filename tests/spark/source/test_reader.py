@@ -5,7 +5,6 @@ import gc
 import pickle
 import signal
 import stat
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from gnsq.spark.receiver.receiver import GC_THRESHOLD
 from gnsq.spark.source.pyspark41 import ReadAllAvailable, ReadMaxBytes
 from gnsq.spark.source.reader import SegmentsPartition
 from gnsq.spark.spool.spool import Spool
+from tests.helpers import run_program
 from tests.spark.helpers import channel_stats, columns, numbered, publish, running, unusable, wait_for
 
 # As getDefaultReadLimit() gives it by default.
@@ -368,9 +368,7 @@ def test_processes_of_spark_get_the_number_of_tasks():
     pickled = cloudpickle.dumps(data_source_for(7))
     code = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1])).parallelism)"
 
-    done = subprocess.run(
-        [sys.executable, "-c", code, pickled.hex()], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = run_program(code, pickled.hex(), flags=())
 
     assert done.stdout == "7\n"
 

@@ -2,8 +2,6 @@ import contextlib
 import logging
 import os
 import stat
-import subprocess
-import sys
 import time
 
 import pytest
@@ -12,6 +10,7 @@ from gnsq.spark.errors import SpoolError, SpoolIncomplete
 from gnsq.spark.offsets import Segment
 from gnsq.spark.spool.segments import SCHEMA
 from gnsq.spark.spool.spool import Spool
+from tests.helpers import run_program
 from tests.spark.helpers import arrow_file, bodies_of, columns
 
 
@@ -386,8 +385,6 @@ def test_process_that_writes_a_local_spool_stays_small(tmp_path):
         "print(loaded, bodies_of(spool))"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = run_program(code, str(tmp_path), flags=())
 
     assert done.stdout == "set() [b'body 1', b'body 2']\n"
