@@ -22,6 +22,9 @@ def register(spark: SparkSession) -> None:
     The default of the option numPartitions is then ``spark.sparkContext.defaultParallelism``: the number of cores of
     the executors that have started. Without this call, and on Spark Connect, it is the number of the driver's CPUs.
 
+    The session becomes the active one of this thread: Spark looks for formats there, and not in the session that is
+    used. It does not find pyspark_nsq if the path of Python has a blank.
+
     Raises:
         ImportError: If pyspark or pyarrow is missing; the text names the extra.
     """
@@ -31,6 +34,8 @@ def register(spark: SparkSession) -> None:
         raise ImportError(f"gnsq.spark needs pyspark and pyarrow: pip install 'gnsq[spark]' ({error})") from error
     # A session of Spark Connect has no sparkContext: the attribute raises a subclass of AttributeError.
     context = getattr(spark, "sparkContext", None)
+    if context is not None:
+        context._jvm.SparkSession.setActiveSession(spark._jsparkSession)
     spark.dataSource.register(data_source_for(context and context.defaultParallelism))
 
 

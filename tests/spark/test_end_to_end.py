@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
+from gnsq.spark import register
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 from tests.spark.helpers import channel_stats, is_empty, numbered, publish, wait_for
 
@@ -88,6 +89,16 @@ def written(path):
     logs = [log.read_text().splitlines()[1:] for log in (path / "_spark_metadata").glob("[0-9]*")]
     names = {json.loads(line)["path"].rpartition("/")[2] for log in logs for line in log}
     return [body for name in names for body in bodies_in(path / name)]
+
+
+def test_registered_session_is_the_one_in_which_spark_looks_for_the_format(spark):
+    session = spark.newSession()
+
+    register(session)
+    try:
+        assert spark._jvm.SparkSession.getActiveSession().get().equals(session._jsparkSession)
+    finally:
+        register(spark)
 
 
 def test_available_now_reads_everything_once_and_goes_on_from_its_checkpoint(fakensqd, source, run, tmp_path):

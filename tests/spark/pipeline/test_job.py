@@ -349,11 +349,13 @@ def test_two_jobs_run_side_by_side_in_a_session_and_leave_it_as_it_was(fakensqd,
 
     with ThreadPoolExecutor() as threads:
         running = threads.submit(run, caller, endless, stop=stop, report=lines.append)
-        counted = run(caller, counting, once=True)
-        wait_for(lambda: any(line.startswith("frames   batch ") for line in lines) or running.done())
-        with pytest.raises(JobFailed, match="in use by another job, process "):
-            run(caller, endless)
-        stop.set()
+        try:
+            counted = run(caller, counting, once=True)
+            wait_for(lambda: any(line.startswith("frames   batch ") for line in lines) or running.done())
+            with pytest.raises(JobFailed, match="in use by another job, process "):
+                run(caller, endless)
+        finally:
+            stop.set()
         archived = running.result(60)
 
     assert counted.finished
