@@ -5,9 +5,10 @@ Rows are published at least once: when Spark runs a failed task again, the task 
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,10 +85,9 @@ class _Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
-    """A batch or a deferred row that was published and has no result yet, with the rows' numbers and sizes."""
+class _Rows:
+    """The numbers and sizes of the rows that are published together: a batch, or a deferred row."""
 
-    result: PublishResult
     topic: str
     rows: list[int]
     sizes: list[int]
@@ -113,7 +113,7 @@ class _Publisher:
         self._max_buffered_bytes = max_buffered_bytes
         self._producer: Producer | None = None
         # Oldest first: each batch or deferred row that has no result yet.
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[tuple[PublishResult, _Rows]] = deque()
         self._batches: dict[str, _Batch] = {}
         self._buffered = 0
         self._max_msg_size = options.max_msg_size or float("inf")
@@ -146,9 +146,9 @@ class _Publisher:
             raise ValueError(f"{self._row()} has defer_ms {defer_ms}: 0 or more is expected")
         self.rows = row + 1
         if defer_ms:
+            producer = self._connect()
             # Publish each deferred row alone: nsqd has no MPUB for deferred messages.
-            result = self._connect().publish_async(topic, data, defer=defer_ms)
-            self._add_pending(_Pending(result, topic, [row], [size]))
+            self._publish(_Rows(topic, [row], [size]), lambda: producer.publish_async(topic, data, defer=defer_ms))
             return
         size += MPUB_LENGTH_SIZE
         if batch.bodies and batch.size + size > self._options.batch_bytes:
@@ -167,7 +167,7 @@ class _Publisher:
         """Publish all batches, and wait until nsqd has confirmed every row."""
         self._flush_all()
         while self._pending:
-            self._wait_confirmed(self._pending.popleft())
+            self._wait_confirmed(*self._pending.popleft())
 
     def _flush_all(self) -> None:
         for batch in list(self._batches.values()):
@@ -188,22 +188,29 @@ class _Publisher:
 
     def _flush(self, batch: _Batch) -> None:
         self._buffered -= batch.size - MPUB_COUNT_SIZE + ROW_OVERHEAD * len(batch.rows)
-        result = self._connect().multipublish(batch.topic, batch.bodies, raise_error=False)
-        self._add_pending(_Pending(result, batch.topic, batch.rows, [len(body) for body in batch.bodies]))
+        rows, producer = _Rows(batch.topic, batch.rows, [len(body) for body in batch.bodies]), self._connect()
+        self._publish(rows, lambda: producer.multipublish(batch.topic, batch.bodies, raise_error=False))
         self._batches[batch.topic] = _Batch(batch.topic)
 
-    def _add_pending(self, pending: _Pending) -> None:
-        self._pending.append(pending)
-        while self._pending and self._pending[0].result.ready():
-            self._wait_confirmed(self._pending.popleft())
+    def _publish(self, rows: _Rows, send: Callable[[], PublishResult]) -> None:
+        with self._named(rows):  # also if the producer's thread has not run for so long
+            self._pending.append((send(), rows))
+        while self._pending and self._pending[0][0].ready():
+            self._wait_confirmed(*self._pending.popleft())
 
-    def _wait_confirmed(self, pending: _Pending) -> None:
+    def _wait_confirmed(self, result: PublishResult, rows: _Rows) -> None:
+        with self._named(rows):
+            result.get(timeout=self._options.publish_timeout + RESULT_GRACE)
+
+    @contextlib.contextmanager
+    def _named(self, rows: _Rows) -> Iterator[None]:
+        """Name the rows in the error of a publish."""
         try:
-            pending.result.get(timeout=self._options.publish_timeout + RESULT_GRACE)
+            yield
         except (NSQException, gevent.Timeout) as error:
             is_late = isinstance(error, gevent.Timeout)
             text = "no result, and no timeout of the producer" if is_late else str(error)
-            raise RowsNotPublished(f"{pending.name(self._origin.partition)}: {text}") from error
+            raise RowsNotPublished(f"{rows.name(self._origin.partition)}: {text}") from error
 
     def _connect(self) -> Producer:
         """Return the producer. The first call makes it, since many tasks have no rows."""

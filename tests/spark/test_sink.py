@@ -4,11 +4,11 @@ import traceback
 import pyarrow as pa
 import pytest
 
-from gnsq.errors import NSQNoConnections
+from gnsq.errors import NSQNotSent
 from gnsq.spark.errors import RowsNotPublished
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.rowkey import split
-from gnsq.spark.sink import Published, RowOrigin, check_columns, publish
+from gnsq.spark.sink import Published, RowOrigin, _Publisher, check_columns, publish
 from tests.spark.helpers import channel_stats, drained, numbered, wait_for
 
 
@@ -104,10 +104,25 @@ def test_row_without_any_topic_is_named(options):
         publish(iter([batch(body=[b"x"], topic=pa.array([None], pa.string()))]), options(topic=""))
 
 
-def test_nsqd_that_is_down_raises(options):
-    with pytest.raises(RowsNotPublished, match=r"row 0 of partition 0, topic 'out'.*127\.0\.0\.1:1") as failure:
-        publish(iter([batch(body=[b"x"])]), options(nsqd_tcp_addresses=("127.0.0.1:1",), publish_timeout=0.2))
-    assert isinstance(failure.value.__cause__, NSQNoConnections)
+@pytest.mark.parametrize("defer", [0, 5], ids=["batch", "deferred row"])
+def test_nsqd_that_is_down_raises(options, defer):
+    nobody = options(nsqd_tcp_addresses=("127.0.0.1:1",), publish_timeout=0.2)
+
+    with pytest.raises(RowsNotPublished, match=r"row 0 of partition 0, topic 'out', 1 byte: .") as failure:
+        publish(iter([batch(body=[b"x"], defer_ms=[defer])]), nobody)
+
+    # On a busy machine the producer's thread may not run before it has to say why.
+    assert isinstance(failure.value.__cause__, NSQNotSent)
+
+
+def test_rows_that_the_producer_does_not_take_are_named(options):
+    publisher = _Publisher(options(batch_rows=1), RowOrigin(), 1000)
+    publisher.add(b"x", None, None)
+    publisher.close()
+
+    for defer in (None, 5):
+        with pytest.raises(RowsNotPublished, match=r"row [12] of partition 0, topic 'out', 1 byte: .*closed"):
+            publisher.add(b"y", None, defer)
 
 
 def test_refused_rows_are_named_with_nsqds_words(options):
