@@ -35,6 +35,16 @@ PYTHON = shlex.quote(sys.executable)
 WARNINGS = ("-W", "error", "-W", "ignore:This process (pid=:DeprecationWarning")
 
 
+def wait_for_program(process: subprocess.Popen[Any], condition: Callable[[], object]) -> None:
+    """Wait until a condition is true, while other greenlets run. Fail when the program has ended, as at its limit.
+
+    How long a program takes to start, or to do something, depends on what else the machine does.
+    """
+    while not condition():
+        assert process.poll() is None, f"the program has ended with status {process.returncode} before: {condition}"
+        gevent.sleep(0.01)
+
+
 def wait_until(condition: Callable[[], object], limit: float = LIMIT) -> None:
     """Wait until a condition is true, while other greenlets run; also for a channel. Fail after limit seconds."""
     with gevent.Timeout(limit, AssertionError(f"not so within {limit} s: {condition}")):

@@ -14,7 +14,7 @@ import requests
 from gevent import socket
 
 from gnsq import NsqdHTTPClient, Producer
-from tests.helpers import bodies, channel_stats, child, refused_port, wait_until
+from tests.helpers import bodies, channel_stats, child, refused_port, wait_for_program, wait_until
 
 pytestmark = pytest.mark.subprocess
 
@@ -26,7 +26,18 @@ ROOT = Path(__file__).parent.parent.parent
 @contextlib.contextmanager
 def gunicorn(nsqd, topic, folder, *options, app="gunicorn_app"):
     """Run gunicorn with two workers; returns the process and its address. Its output is in folder/out."""
-    command = [sys.executable, "-m", "gunicorn", "-c", "integration/gunicorn_conf.py", "--workers", "2"]
+    # --timeout 0: on a busy machine a worker may be silent for 30 s.
+    command = [
+        sys.executable,
+        "-m",
+        "gunicorn",
+        "-c",
+        "integration/gunicorn_conf.py",
+        "--workers",
+        "2",
+        "--timeout",
+        "0",
+    ]
     command += ["--bind", f"unix:{folder}/web.sock", f"integration.{app}:app", *options]
     # HOME: recent versions put a socket there.
     environment = {**os.environ, "HOME": str(folder), "NSQD_TCP_ADDRESS": nsqd.tcp_address, "TOPIC": topic}
@@ -41,9 +52,9 @@ def handled(folder):
     return [line for line in (folder / "out").read_text().splitlines() if line.startswith("handled")]
 
 
-def listening(folder):
+def listening(folder, process):
     """Wait until gunicorn listens; returns its host and port."""
-    wait_until(lambda: re.search(LISTENING, (folder / "out").read_text()), 30)
+    wait_for_program(process, lambda: re.search(LISTENING, (folder / "out").read_text()))
     return re.search(LISTENING, (folder / "out").read_text())[0].removeprefix("http://").split(":")
 
 
@@ -65,18 +76,18 @@ def test_reload_and_end_under_load_lose_nothing_and_repeat_nothing(nsqd, topic, 
 
     options = ("--bind", "127.0.0.1:0")
     with Producer(nsqd.tcp_address) as producer, gunicorn(nsqd, topic, socket_folder, *options) as process:
-        host, port = listening(socket_folder)
+        host, port = listening(socket_folder, process)
         # gunicorn waits without end for a worker that gets the signal while it starts.
-        wait_until(lambda: len(consumers()) == 2, 30)
+        wait_for_program(process, lambda: len(consumers()) == 2)
         first = consumers()
         # It is healthy while it consumes.
         assert requests.get(f"http://{host}:{port}/", timeout=10).status_code == 200
-        wait_until(are_busy, 30)
+        wait_for_program(process, are_busy)
         process.send_signal(signal.SIGHUP)
-        wait_until(lambda: are_busy() and len(consumers() - first) == 2, 30)
+        wait_for_program(process, lambda: are_busy() and len(consumers() - first) == 2)
         process.send_signal(signal.SIGTERM)
 
-        assert process.wait(30) == 0
+        assert process.wait() == 0
         stats = channel_stats(nsqd, topic, "web")
 
     assert len(handled(socket_folder)) == len(set(handled(socket_folder)))
@@ -140,15 +151,18 @@ def test_bodies_answered_with_200_are_held_by_nsqd_across_reload_and_end(nsqd, t
     client.create_channel(topic, "bodies")
     options = ("--preload", "--bind", "127.0.0.1:0")
     with gunicorn(nsqd, topic, socket_folder, *options, app="gunicorn_producer_app") as process:
-        load = Load(*listening(socket_folder), clients=20)
-        wait_until(lambda: len(load.answered) > 100 and workers(socket_folder) == 2, 30)
+        load = Load(*listening(socket_folder, process), clients=20)
+        wait_for_program(process, lambda: len(load.answered) > 100 and workers(socket_folder) == 2)
         process.send_signal(signal.SIGHUP)
         # gunicorn waits without end for a worker that gets the signal while it starts.
-        wait_until(lambda: workers(socket_folder) == 4, 30)
+        wait_for_program(process, lambda: workers(socket_folder) == 4)
         process.send_signal(signal.SIGTERM)
 
-        assert process.wait(30) == 0
+        # The clients go on meanwhile: gunicorn waits for requests that are not sent.
+        wait_until(lambda: process.poll() is not None, 100)
         load.join()
+
+    assert process.returncode == 0
 
     held = bodies(nsqd, topic)
     assert [name for name in load.answered if load.answers[name] != (200, name)] == []
@@ -163,8 +177,8 @@ def test_request_without_an_nsqd_is_answered_503_with_the_error(nsqd, topic, soc
         tcp_address = f"127.0.0.1:{refused_port()}"
 
     options = ("--bind", "127.0.0.1:0", "--env", "PUBLISH_TIMEOUT=0.5")
-    with gunicorn(Nowhere, topic, socket_folder, *options, app="gunicorn_producer_app"):
-        host, port = listening(socket_folder)
+    with gunicorn(Nowhere, topic, socket_folder, *options, app="gunicorn_producer_app") as process:
+        host, port = listening(socket_folder, process)
         answer = requests.post(f"http://{host}:{port}/1", data=b"x", timeout=30)
 
     assert answer.status_code == 503
