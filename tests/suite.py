@@ -2,9 +2,9 @@
 
 The tests that need a JVM share one: a second one would take 10 s of CPU to start, and as much again until it has loaded
 what the first queries need. So one worker runs all their files, and the others all other files; that one helps them
-when it has finished its own. Its files take longest, so the others leave it the processor. Tests that start a Spark of
-their own, as all in integration/ do, are the longest others, and all workers begin with them. Files with much text, or
-with many kills of a Spark, come first, since they take long: else a worker would end long after the others. All tests
+when it has finished its own. Tests that start a Spark of their own, as all in integration/ do, are the longest others,
+and all workers begin with them. Files with much text, or with many kills of a Spark, come first, since they take long:
+else a worker would end long after the others. All tests
 of a file run in one worker, since they share daemons and queries.
 
 The tests have a temporary directory and a home of their own, which are deleted at the end. The run fails if they leave
@@ -45,10 +45,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.getoption("no_processes"):
         sys.addaudithook(_refuse_processes)
-    is_worker = hasattr(config, "workerinput")
-    if is_worker:
-        config.pluginmanager.register(Priority(config))
-    else:
+    if not hasattr(config, "workerinput"):  # not in a worker
         config.pluginmanager.register(OwnDirectories(), "own-directories")
         config.pluginmanager.register(LeftFiles(config), "left-files")
         config.pluginmanager.register(LeftProcesses(config), "left-processes")
@@ -132,18 +129,6 @@ def _refuse_processes(event, arguments):
         test = os.environ.get("PYTEST_CURRENT_TEST")
         if test:
             raise RuntimeError(f"{test} starts a process: it needs the marker subprocess")
-
-
-class Priority:
-    """Lowers the priority of a worker, if other tests of the run need the common JVM and its first one does not."""
-
-    def __init__(self, config):
-        self._config = config
-
-    def pytest_runtest_setup(self, item):
-        self._config.pluginmanager.unregister(self)
-        if "spark" not in item.fixturenames and any("spark" in each.fixturenames for each in item.session.items):
-            os.nice(5)
 
 
 class OwnDirectories:
