@@ -40,9 +40,12 @@ def wait_for_program(process: subprocess.Popen[Any], condition: Callable[[], obj
 
     How long a program takes to start, or to do something, depends on what else the machine does.
     """
-    while not condition():
+    while True:
+        with contextlib.suppress(UnknownChannel):
+            if condition():
+                return
         assert process.poll() is None, f"the program has ended with status {process.returncode} before: {condition}"
-        gevent.sleep(0.01)
+        gevent.sleep(0.005)
 
 
 def wait_until(condition: Callable[[], object], limit: float = LIMIT) -> None:
@@ -157,7 +160,7 @@ class _Child(subprocess.Popen[Any]):
 
 
 @contextlib.contextmanager
-def child(*command: str, limit: float = 60.0, **options: Any) -> Iterator[subprocess.Popen[str]]:  # Any: Popen's
+def child(*command: str, limit: float = 100.0, **options: Any) -> Iterator[subprocess.Popen[str]]:  # Any: Popen's
     """Run a program in its own session, and kill all processes of the session at the end of the block.
 
     To be called by the main thread. pytest shows what it has written if the test fails.

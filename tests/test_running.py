@@ -413,7 +413,7 @@ def test_signal_right_after_the_first_one_does_not_end_the_end_of_the_program(fa
         gnsq.run(gnsq.Producer(sys.argv[1]), on_ready=stop)
     """
     with child(sys.executable, "-c", textwrap.dedent(code), fakensqd.tcp_address) as process:
-        out, err = process.communicate(timeout=LIMIT)
+        out, err = process.communicate()
 
     assert (out, err, process.returncode) == ("end", "", 0)
 
@@ -458,7 +458,7 @@ def test_second_signal_ends_the_process_at_once(fakensqd, wait, threaded):
             process.wait(0.3)
         # If it has noticed the first one late, another one counts as the second.
         wait_until(lambda: process.send_signal(signal.SIGINT) or process.poll() is not None)
-        out, err = process.communicate(timeout=LIMIT)
+        out, err = process.communicate()
 
     assert process.returncode == 130
     assert out == "unflushed"
@@ -496,6 +496,6 @@ def test_second_signal_does_not_wait_for_the_reader_of_stdout():
             process.wait(0.3)
         process.send_signal(signal.SIGINT)
 
-        assert process.wait(LIMIT) == 130
+        assert process.wait() == 130
     os.close(read)
     os.close(write)

@@ -43,7 +43,7 @@ def gunicorn(nsqd, topic, folder, *options, app="gunicorn_app"):
     environment = {**os.environ, "HOME": str(folder), "NSQD_TCP_ADDRESS": nsqd.tcp_address, "TOPIC": topic}
     with (
         (folder / "out").open("w") as out,
-        child(*command, limit=100, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT) as process,
+        child(*command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT) as process,
     ):
         yield process
 

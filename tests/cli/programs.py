@@ -95,4 +95,4 @@ def started(nsqd, *arguments, **options):
     words = [sys.executable, "-W", "error", "-m", "gnsq", *arguments, *servers_of(nsqd)]
     settings = {name: value for name, value in os.environ.items() if not name.startswith("GNSQ_")}
     environment = {**settings, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": "/nowhere"}
-    return child(*words, env=environment, limit=30, **options)
+    return child(*words, env=environment, **options)

@@ -289,12 +289,12 @@ def on_terminal(fakensqd):
 
     def run(act):
         words = [sys.executable, "-m", "gnsq", "topic", "delete", "t", *servers_of(fakensqd)]
-        with child(*words, stdin=inner, stdout=inner, stderr=inner, limit=30) as process:
+        with child(*words, stdin=inner, stdout=inner, stderr=inner) as process:
             seen = b""
             while b"[y/N]" not in seen:
                 seen += os.read(terminal, 4096)
             act(terminal, process)
-            status = process.wait(10)
+            status = process.wait()
             while select.select([terminal], [], [], 0)[0]:
                 seen += os.read(terminal, 4096)
             return status, seen

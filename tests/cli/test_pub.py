@@ -13,7 +13,7 @@ from fakensqd import on
 from fakensqd.faults import disconnect, drop, error
 from gnsq.cli.pub import MAX_LINE, READ_SIZE
 from tests.cli.programs import started
-from tests.helpers import LIMIT, PYTHON, child, refused_port, run, run_program, wait_until
+from tests.helpers import PYTHON, child, refused_port, run, run_program, wait_for_program, wait_until
 
 
 @pytest.fixture
@@ -330,7 +330,7 @@ def test_lines_of_a_slow_pipe_are_published_at_once(fakensqd, piped):
     with piped() as process:
         for number in (1, 2):
             say(process, f"{number}\n3")
-            wait_until(lambda count=number: fakensqd.transcript.commands().count("PUB") == count)
+            wait_for_program(process, lambda count=number: fakensqd.transcript.commands().count("PUB") == count)
         out, err = process.communicate()
 
     assert (process.returncode, out) == (0, "")
@@ -342,9 +342,9 @@ def test_lines_of_a_slow_pipe_are_published_at_once(fakensqd, piped):
 def test_signal_ends_a_pipe_and_says_where_to_go_on(fakensqd, piped):
     with piped() as process:
         say(process, "1\n\n3\n4")
-        wait_until(lambda: fakensqd.depth("t") == 2)
+        wait_for_program(process, lambda: fakensqd.depth("t") == 2)
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=LIMIT)
+        _, err = process.communicate()
 
     assert process.returncode == 128 + signal.SIGTERM
     assert "SIGTERM: stopped; to go on: --from-line 4" in err
@@ -365,7 +365,7 @@ def test_signal_before_anything_is_published(fakensqd, piped, options, text):
         while "connected" not in process.stderr.readline():
             pass
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=LIMIT)
+        _, err = process.communicate()
 
     assert process.returncode == 130
     assert text in err
@@ -376,9 +376,9 @@ def test_signal_before_anything_is_published(fakensqd, piped, options, text):
 def test_signal_ends_a_slow_rate_with_the_first_line_that_is_left(fakensqd, piped):
     with piped("--rate", "0.01") as process:
         say(process, "1\n\n3\n4\n")
-        wait_until(lambda: fakensqd.depth("t") == 1)
+        wait_for_program(process, lambda: fakensqd.depth("t") == 1)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=LIMIT)
+        _, err = process.communicate()
 
     assert process.returncode == 130
     assert "to go on: --from-line 3" in err
@@ -398,7 +398,7 @@ def test_second_signal_ends_at_once_and_shows_the_cursor_again(fakensqd):
         while b"\x1b[?25l" not in shown:
             shown += os.read(terminal, 4096)
         say(process, "1\n")
-        wait_until(lambda: fakensqd.depth("t") == 1)
+        wait_for_program(process, lambda: fakensqd.depth("t") == 1)
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
@@ -421,9 +421,9 @@ def test_signal_ends_the_wait_for_a_named_pipe_that_nobody_writes(fakensqd, tmp_
     os.mkfifo(tmp_path / "pipe")
 
     with started(fakensqd, "pub", "t", str(tmp_path / "pipe"), stderr=subprocess.PIPE) as process:
-        wait_until(lambda: "command IDENTIFY" in fakensqd.report())
+        wait_for_program(process, lambda: "command IDENTIFY" in fakensqd.report())
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=LIMIT)
+        _, errors = process.communicate()
 
     assert process.returncode == 130
     assert "SIGINT: stopped; to go on: --from-line 1" in errors
@@ -438,7 +438,7 @@ def test_failure_has_its_status_if_the_reader_of_stderr_has_ended():
         process.stdin.write("1\n")
         process.stdin.close()
 
-        assert process.wait(60) == 1
+        assert process.wait() == 1
 
 
 @pytest.mark.subprocess
@@ -460,7 +460,7 @@ def test_end_of_the_reader_of_stdout_has_status_1(fakensqd, arguments, stderr, b
 @pytest.mark.subprocess
 def test_input_without_lines_is_refused_before_it_fills_the_memory(fakensqd, start):
     with open("/dev/zero", "rb") as zeros, start("pub", "t", "--nsqd", fakensqd.tcp_address, stdin=zeros) as process:
-        _, err = process.communicate(timeout=LIMIT)
+        _, err = process.communicate()
 
     assert process.returncode == 1
     assert "stopped at line 1: line of more than 268435456 bytes, the limit of gnsq pub" in err

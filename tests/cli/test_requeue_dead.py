@@ -11,7 +11,7 @@ from fakensqd import on
 from fakensqd.faults import disconnect
 from gnsq.dead_letter import DeadLetter, encode_dead_letter
 from tests.cli.programs import gnsq, started
-from tests.helpers import LIMIT, channel_stats, child, wait_until
+from tests.helpers import channel_stats, child, wait_for_program
 
 
 def letter(body=b'{"n": 1}', *, age=0.0, error="ValueError", reason="bad country", topic="orders"):
@@ -201,7 +201,7 @@ def test_dry_run_ends_in_order_if_its_reader_does(fakensqd):
         process.stdout.close()
         errors = process.stderr.read()
 
-        assert process.wait(60) == 0
+        assert process.wait() == 0
     assert "\n500 messages would be requeued" in errors
 
 
@@ -211,10 +211,10 @@ def test_signal_ends_a_dry_run_whose_reader_is_stopped(fakensqd):
 
     arguments = ["dead", "--all", "--dry-run", "--idle", "0.3"]
     with started(fakensqd, "requeue-dead", *arguments, stdout=subprocess.PIPE) as process:
-        wait_until(lambda: fakensqd.depth("dead", "requeue-dead") == 500)
+        wait_for_program(process, lambda: fakensqd.depth("dead", "requeue-dead") == 500)
         process.stdout.read(1)
         process.send_signal(signal.SIGTERM)
-        status = process.wait(LIMIT)
+        status = process.wait()
 
     assert status == 128 + signal.SIGTERM
 

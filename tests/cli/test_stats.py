@@ -198,7 +198,7 @@ def screen(fakensqd):
     command = ["sh", "-i", "-c", f"set -m; {shlex.join(table)}; echo SHELL; read line; fg; echo STATUS $?"]
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
 
-    with child(*opening, *command, env={**environment, "TERM": "xterm"}, limit=20):
+    with child(*opening, *command, env={**environment, "TERM": "xterm"}):
         yield Screen(terminal)
     os.close(terminal)
     os.close(inner)

@@ -23,7 +23,7 @@ from gnsq.cli.receiving import Received
 from gnsq.cli.tail import BATCH
 from gnsq.running import StopSignals
 from tests.cli.programs import command, gnsq, signalled_when, started
-from tests.helpers import peer, refused_port, wait_until
+from tests.helpers import peer, refused_port, wait_for_program, wait_until
 
 BODIES = [b'{"a": 1}', b"two\nlines", b"\xff\x1b[31m"]
 
@@ -108,7 +108,7 @@ def test_terminal_gets_colored_json(fakensqd):
     ours, theirs = pty.openpty()
     try:
         with started(fakensqd, "tail", "t", "-n", "1", stdout=theirs) as program:
-            assert program.wait(20) == 0
+            assert program.wait() == 0
             shown = os.read(ours, 4096)
     finally:
         os.close(ours)
@@ -254,9 +254,9 @@ def test_reader_that_ends_gets_no_traceback_and_loses_no_message(fakensqd):
     fakensqd.publish("t", b"1")
     with started(fakensqd, "tail", "t", "--channel", "c") as program:
         assert program.stdout.readline() == "1\n"
-        wait_until(lambda: fakensqd.transcript.finished("t") == 1)
+        wait_for_program(program, lambda: fakensqd.transcript.finished("t") == 1)
         program.stdout.close()
-        code = program.wait(20)
+        code = program.wait()
         fakensqd.publish("t", b"2")
 
         assert (code, program.stderr.read()) == (0, "")
@@ -268,7 +268,7 @@ def test_full_disk_is_an_error_in_one_line(fakensqd):
     fakensqd.publish("t", b"1")
 
     with open("/dev/full", "wb") as full, started(fakensqd, "tail", "t", "--channel", "c", stdout=full) as program:
-        code, error = program.wait(20), program.stderr.read()
+        code, error = program.wait(), program.stderr.read()
 
     assert (code, error) == (1, "Error: [Errno 28] No space left on device\n")
     assert fakensqd.messages("t", "c") == [b"1"]
@@ -279,10 +279,12 @@ def test_stopped_reader_holds_no_more_messages_than_are_being_written(fakensqd):
     fakensqd.publish("t", *(b"%3d" % number + b"x" * 5000 for number in range(300)))
     with started(fakensqd, "tail", "t", "--channel", "c", stdin=subprocess.DEVNULL) as program:
         # The pipe is full, and the command requests no more messages.
-        wait_until(lambda: any(str(rdy).endswith("RDY t/c 0") for rdy in fakensqd.transcript.select(name="RDY")))
-        wait_until(lambda: fakensqd.in_flight("t", "c") <= BATCH)
+        wait_for_program(
+            program, lambda: any(str(rdy).endswith("RDY t/c 0") for rdy in fakensqd.transcript.select(name="RDY"))
+        )
+        wait_for_program(program, lambda: fakensqd.in_flight("t", "c") <= BATCH)
         program.send_signal(signal.SIGTERM)
-        code = program.wait(20)
+        code = program.wait()
         out = program.stdout.read()
 
         assert (code, program.stderr.read()) == (0, "")

@@ -15,7 +15,7 @@ import zstandard
 
 from gnsq.cli.rotating_file import recover
 from tests.cli.programs import background, servers_of, signalled_when
-from tests.helpers import channel_stats, child, refused_port, wait_until
+from tests.helpers import channel_stats, child, refused_port, wait_for_program
 
 ROTATE_NEVER = ("--rotate-interval", "0")
 
@@ -301,12 +301,12 @@ def start(fakensqd, out):
 
         def stop(self):
             self.process.send_signal(self._number)
-            self.err = self.process.communicate(timeout=20)[1]
+            self.err = self.process.communicate()[1]
             assert self.process.returncode == 0, self.err
 
         def kill(self):
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait()
 
         def __exit__(self, kind, *error):
             try:
@@ -325,7 +325,7 @@ def test_signal_completes_the_file_of_messages_that_wait(fakensqd, start, out, n
 
     # The interval is so long that no message is written before the signal.
     with start("--sync-interval", "30", number=number) as started:
-        fakensqd.wait_until(lambda nsqd: nsqd.in_flight("t", "to-file"), 20)
+        wait_for_program(started.process, lambda: fakensqd.in_flight("t", "to-file") == 20)
         started.stop()
 
     assert sorted(lines(out)) == bodies(20)
@@ -337,7 +337,7 @@ def test_signal_completes_the_file_of_messages_that_wait(fakensqd, start, out, n
 @pytest.mark.subprocess
 def test_signal_ends_the_command_while_no_nsqd_responds(start, out):
     with start("--nsqd", f"127.0.0.1:{refused_port()}") as started:
-        wait_until(out.exists)
+        wait_for_program(started.process, out.exists)
         started.stop()
 
     assert "0 messages written" in started.err
@@ -348,9 +348,9 @@ def test_two_processes_share_a_directory(fakensqd, start, out):
     arguments = ("--sync-interval", "0.01", "--max-in-flight", "20")
 
     with start(*arguments) as first, start(*arguments) as second:
-        fakensqd.wait_until(lambda nsqd: len(nsqd.transcript.select("command", name="SUB")), 2)
+        wait_for_program(second.process, lambda: len(fakensqd.transcript.select("command", name="SUB")) == 2)
         fakensqd.publish("t", *bodies(2000))
-        fakensqd.wait_until(lambda nsqd: nsqd.transcript.finished("t"), 2000)
+        wait_for_program(first.process, lambda: fakensqd.transcript.finished("t") == 2000)
         first.stop()
         second.stop()
 
@@ -370,22 +370,22 @@ def test_kill_loses_no_message(fakensqd, start, out, compress):
         published.extend(b"%d" % number for number in range(len(published), len(published) + 50))
         fakensqd.publish("t", *published[-50:])
 
-    def is_writing(nsqd):
+    def is_writing():
         # However fast it is, there is more to do.
-        if nsqd.depth("t", "to-file") < 50:
+        if fakensqd.depth("t", "to-file") < 50:
             publish_more()
-        return nsqd.transcript.finished("t") >= 30
+        return fakensqd.transcript.finished("t") >= 30
 
     publish_more()
     with start(*arguments) as killed:
-        fakensqd.wait_until(is_writing)
+        wait_for_program(killed.process, is_writing)
         killed.kill()
     assert len(finished(fakensqd)) >= 30
     assert finished(fakensqd) <= set(lines_after_recovery(out))
     # So the last one has begun when all is done.
     publish_more()
     with start(*arguments) as last:
-        fakensqd.wait_until(lambda nsqd: nsqd.depth("t", "to-file") + nsqd.in_flight("t", "to-file"), 0)
+        wait_for_program(last.process, lambda: fakensqd.depth("t", "to-file") + fakensqd.in_flight("t", "to-file") == 0)
         last.stop()
 
     assert set(lines(out)) == set(published)
@@ -485,10 +485,10 @@ def test_kill_loses_no_record_with_another_delimiter_in_a_directory(fakensqd, in
     fakensqd.publish("t", b"1")
     arguments = words(fakensqd, out, *options, "--delimiter", ",")
 
-    with child(sys.executable, "-m", "gnsq", *arguments, limit=30) as process:
-        fakensqd.wait_until(lambda nsqd: nsqd.transcript.finished("t"), 1)
+    with child(sys.executable, "-m", "gnsq", *arguments) as process:
+        wait_for_program(process, lambda: fakensqd.transcript.finished("t") == 1)
         process.kill()
-        process.wait(10)
+        process.wait()
     result = invoke(*words(fakensqd, out, *options, "--idle", "0.1"))
 
     assert f"recovered {out}/t/x.log" in result.output

@@ -182,7 +182,7 @@ except KeyboardInterrupt:
 def test_wait_of_the_main_thread_is_interrupted_from_the_keyboard(start):
     code = INTERRUPTED.format(start=start)
 
-    done = run_program(code, limit=LIMIT)
+    done = run_program(code)
 
     assert (done.stdout, done.returncode) == ("interrupted\n", 0)
 

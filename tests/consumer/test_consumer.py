@@ -542,7 +542,7 @@ def ended(running, signal_number):
     """Send a signal; return the output of the script until its end. (communicate() loses buffered output.)"""
     running.send_signal(signal_number)
     out, err = running.stdout.read(), running.stderr.read()
-    running.wait(LIMIT)
+    running.wait()
     return out, err
 
 

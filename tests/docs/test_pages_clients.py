@@ -11,8 +11,7 @@ import shutil
 import pytest
 
 from tests.docs.pages import example
-from tests.fakensqd.programs import run_command
-from tests.helpers import PYTHON, refused_port
+from tests.helpers import PYTHON, refused_port, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
 
@@ -40,9 +39,7 @@ class Folder:
 
     def run(self, script, **environment):
         """Run a shell script to its end; returns what it has written. A command that fails ends it."""
-        ended = run_command(
-            "sh", "-ec", self.here(script), limit=100.0, cwd=self.path, env=self.environment | environment
-        )
+        ended = run("sh", "-ec", self.here(script), cwd=self.path, env=self.environment | environment)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout
 

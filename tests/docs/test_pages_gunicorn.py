@@ -39,9 +39,7 @@ def program(folder, *command, **variables):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(folder), **variables}
     with (
         (folder / "out").open("w") as out,
-        child(
-            sys.executable, *command, limit=100, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT
-        ) as process,
+        child(sys.executable, *command, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT) as process,
     ):
         yield process
         process.send_signal(signal.SIGTERM)

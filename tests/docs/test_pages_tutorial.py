@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 
 from tests.docs.prose import ROOT, blocks, check_printed
-from tests.helpers import child, refused_port, wait_until
+from tests.helpers import child, refused_port, wait_for_program
 
 PAGE = "tutorial.md"
 PORTS = ("4150", "4151", "9100")
@@ -78,10 +78,10 @@ class Reader:
             self.out.open("w") as out,
             child(*self.command(line), cwd=self.folder, env=self.environment, stdout=out, stderr=out) as program,
         ):
-            wait_until(lambda: shows in self.out.read_text(), 30)
+            wait_for_program(program, lambda: shows in self.out.read_text())
             yield
             program.send_signal(signal.SIGTERM)
-            assert program.wait(20) == 0
+            assert program.wait() == 0
 
 
 def get(line, reader):

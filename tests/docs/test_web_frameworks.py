@@ -11,7 +11,7 @@ import pytest
 from fakensqd import on
 from fakensqd.faults import error
 from tests.docs.prose import ROOT, blocks
-from tests.helpers import child, wait_until
+from tests.helpers import child, wait_for_program
 
 pytestmark = pytest.mark.subprocess
 PAGE = "guides/web-frameworks.md"
@@ -122,7 +122,7 @@ def test_command_of_django_stores_orders(fakensqd, start):
             assert program.wait() == 0, program.communicate()
 
     with start(PAGE, "-m", "django", "bill_orders") as program:
-        wait_until(lambda: fakensqd.transcript.finished() == 2, 30)
+        wait_for_program(program, lambda: fakensqd.transcript.finished() == 2)
         program.send_signal(signal.SIGTERM)
         out, err = program.communicate()
 
@@ -140,7 +140,7 @@ def test_service_of_systemd_says_that_it_is_ready(fakensqd, start, tmp_path):
         variables = {"NSQD": fakensqd.tcp_address, "NOTIFY_SOCKET": str(tmp_path / "notify")}
         with start("guides/systemd.md", "worker.py", **variables) as program:
             states = {systemd.recv(100), systemd.recv(100)}
-            wait_until(lambda: fakensqd.transcript.finished() == 1, 30)
+            wait_for_program(program, lambda: fakensqd.transcript.finished() == 1)
             program.send_signal(signal.SIGTERM)
             out, err = program.communicate()
 

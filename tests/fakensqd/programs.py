@@ -24,14 +24,9 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "fakensqd", *arguments]
 
 
-def run_command(*command: str, limit: float = LIMIT, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; kill it and its children after its limit."""
-    return helpers.run(*command, limit=limit, **options)
-
-
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program of the emulator that ends by itself."""
-    return run_command(*command(*arguments))
+    return helpers.run(*command(*arguments))
 
 
 class Program:
@@ -51,7 +46,7 @@ class Program:
     def stop(self, number: int) -> int:
         """Send a signal and wait for the end; return the exit status."""
         self.process.send_signal(number)
-        status: int = self.process.wait(LIMIT)
+        status: int = self.process.wait()
         self.lines += self.process.stderr.readlines()
         return status
 
@@ -59,5 +54,5 @@ class Program:
 @contextlib.contextmanager
 def program(*arguments: str, listeners: int = 2, **options: Any) -> Iterator[Program]:  # Any: Popen's
     """Start a daemon; kill it at the end if it still runs."""
-    with child(*command(*arguments), limit=100.0, text=False, stdout=None, **options) as process:
+    with child(*command(*arguments), text=False, stdout=None, **options) as process:
         yield Program(process, listeners)

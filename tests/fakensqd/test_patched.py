@@ -6,14 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakensqd.programs import run_command
+from tests.helpers import run
 
 HOME = Path(__file__).parents[2]
 PYTEST = ["pytest", "-q", "-p", "no:cacheprovider", "-W", "error"]
-
-
-def run(*arguments, **options):
-    return run_command(sys.executable, *arguments, limit=100.0, **options)
 
 
 @pytest.mark.subprocess
@@ -21,7 +17,9 @@ def test_process_that_is_patched_from_the_start_passes_the_fixtures_tests():
     files = [f"tests/fakensqd/{name}.py" for name in ("test_pytest_plugin", "test_server_thread", "test_clients")]
 
     # A test that starts an interpreter of its own, which is not patched, shows nothing here.
-    done = run("-m", "gevent.monkey", "--module", *PYTEST, "-k", "not imports_no_gevent", *files, cwd=HOME)
+    done = run(
+        sys.executable, "-m", "gevent.monkey", "--module", *PYTEST, "-k", "not imports_no_gevent", *files, cwd=HOME
+    )
 
     assert done.returncode == 0, done.stdout
 
@@ -87,7 +85,7 @@ def test_process_may_be_patched_while_a_server_runs(tmp_path):
 
     options = ["-p", "fakensqd.pytest_plugin", "-W", "ignore::gevent.monkey.MonkeyPatchWarning"]
     alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = run("-m", *PYTEST, *options, "test_it.py", cwd=tmp_path, env=alone)
+    done = run(sys.executable, "-m", *PYTEST, *options, "test_it.py", cwd=tmp_path, env=alone)
 
     assert done.returncode == 0, done.stdout
     assert done.stderr == ""
@@ -109,6 +107,6 @@ with FakeNsqd().in_thread() as nsqd, Producer(nsqd.tcp_address, threaded=True) a
 @pytest.mark.parametrize("patch", ["", "from gevent import monkey; monkey.patch_all()"], ids=["late", "early"])
 @pytest.mark.subprocess
 def test_threaded_producer_publishes_in_a_patched_process(patch):
-    done = run("-W", "ignore", "-c", f"{patch}\n{PRODUCER}")
+    done = run(sys.executable, "-W", "ignore", "-c", f"{patch}\n{PRODUCER}")
 
     assert (done.stdout, done.stderr) == ("b'OK' b'OK' 3\n", "")

@@ -1,11 +1,10 @@
 """The fixtures, in test runs of their own."""
 
-import sys
 from importlib.metadata import entry_points
 
 import pytest
 
-from tests.fakensqd.programs import run_command
+from tests.helpers import run_program
 
 pytest_plugins = ["pytester"]
 
@@ -183,7 +182,7 @@ def test_failed_assertions_show_what_came_instead_and_the_transcript_once(outcom
 def test_plugin_imports_no_gevent_until_a_fixture_is_used():
     code = "import sys, fakensqd.pytest_plugin; print(sorted(m for m in sys.modules if m in ('gevent', 'requests')))"
 
-    assert run_command(sys.executable, "-c", code).stdout.strip() == "[]"
+    assert run_program(code, flags=()).stdout.strip() == "[]"
 
 
 def test_markers_set_options_of_a_test_or_a_module(outcomes):

@@ -19,7 +19,7 @@ def receiver_process(nsqd, spool, point="never"):
 def run_until_killed(point, nsqd, spool):
     """Run a receiver until it has killed itself."""
     with receiver_process(nsqd, spool, point) as process:
-        assert process.wait(30) == -signal.SIGKILL
+        assert process.wait() == -signal.SIGKILL
 
 
 def drain(nsqd, spool, hub, limit=30.0):

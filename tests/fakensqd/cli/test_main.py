@@ -4,14 +4,14 @@ import contextlib
 import json
 import signal
 import socket
-import sys
 
 import pytest
 
 import gnsq
 from fakensqd.cli.main import command_line
-from tests.fakensqd.programs import LIMIT, child, command, run, run_command
+from tests.fakensqd.programs import child, command, run
 from tests.fakensqd.wire import request
+from tests.helpers import run_program
 
 pytestmark = pytest.mark.subprocess
 
@@ -69,7 +69,7 @@ def test_cluster_prints_addresses_and_ends_by_sigterm():
         assert lines[5][1:] == [f"--lookupd-http-address={line[4]}" for line in lines[:2]]
         assert "SIGTERM" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(LIMIT) == 0
+        assert process.wait() == 0
         assert process.stderr.read() == ""
 
 
@@ -96,7 +96,7 @@ def test_cluster_on_fixed_ports_prints_json():
             "pid": process.pid,
         }
         process.send_signal(signal.SIGINT)
-        assert (process.wait(LIMIT), process.stdout.read(), process.stderr.read()) == (0, "", "")
+        assert (process.wait(), process.stdout.read(), process.stderr.read()) == (0, "", "")
 
 
 def test_cluster_for_clients_elsewhere_tells_them_the_address_that_it_is_given():
@@ -137,7 +137,7 @@ def test_program_without_click_names_the_package_to_install():
     code = (
         "import sys; sys.modules['click'] = None; sys.argv = ['fakensqd']; from fakensqd.__main__ import main; main()"
     )
-    result = run_command(sys.executable, "-c", code)
+    result = run_program(code, flags=())
 
     assert result.returncode == 1
     assert result.stderr.startswith("fakensqd's command line needs click: pip install 'gnsq[fakensqd]'")

@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,8 @@ from gevent import socket
 from fakensqd.addresses import split_address
 from fakensqd.cli.main import command_line
 from gnsq.protocol import commands
-from tests.fakensqd.programs import FREE_PORTS, LIMIT, command, program, run, run_command
+from tests import helpers
+from tests.fakensqd.programs import FREE_PORTS, LIMIT, command, program, run
 from tests.fakensqd.wire import Client, request
 from tests.helpers import run_program
 
@@ -50,7 +50,7 @@ def test_program_imports_its_own_gnsq_beside_another_one(tmp_path, where):
     (tmp_path / "gnsq" / "__init__.py").write_text("raise RuntimeError('another gnsq')")
     path = [str(ROOT)] if where == "working directory" else [str(tmp_path), str(ROOT)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-    result = run_command(*command("nsqd", "--version"), cwd=tmp_path, env=environment)
+    result = helpers.run(*command("nsqd", "--version"), cwd=tmp_path, env=environment)
 
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -125,7 +125,7 @@ def test_ignored_flags_are_logged_once(configured):
 @pytest.mark.subprocess
 def test_program_imports_only_the_modules_that_it_needs():
     code = "import sys, fakensqd.nsqd.server, fakensqd.lookupd.server, fakensqd.cli.program; print(*sys.modules)"
-    loaded = set(run_command(sys.executable, "-c", code).stdout.split())
+    loaded = set(run_program(code, flags=()).stdout.split())
     assert "fakensqd.nsqd.server" in loaded
 
     late = {"nsqd.auth", "nsqd.auth_client", "lookupd.client", "tls", "faults.relay"}
@@ -156,4 +156,4 @@ def test_unread_stderr_does_not_block_the_program():
             request(server.addresses["HTTP"], "PUT", "/config/nsqlookupd_tcp_addresses", body)
         assert request(server.addresses["HTTP"], "GET", "/ping") == "OK"
         server.process.terminate()
-        assert server.process.wait(LIMIT) == 0
+        assert server.process.wait() == 0

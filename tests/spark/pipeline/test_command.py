@@ -22,7 +22,7 @@ from gnsq.spark.pipeline.__main__ import _quiet_py4j, main
 from gnsq.spark.pipeline.lock import describe
 from gnsq.spark.pipeline.settings import SettingError
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
-from tests.helpers import refused_port
+from tests.helpers import refused_port, wait_for_program
 from tests.spark.helpers import channel_stats, members_of, publish, running, wait_for
 
 COMMAND = [sys.executable, "-m", "gnsq.spark.pipeline"]
@@ -246,9 +246,9 @@ case $1 in -version) echo 'openjdk version "17.0.1"' >&2 ;; *) touch "$JAVA_HOME
     java.chmod(0o755)
 
     with running([*COMMAND, *arguments(fakensqd, tmp_path)], JAVA_HOME=str(tmp_path)) as process:
-        wait_for((tmp_path / "started").exists, limit=60)
+        wait_for_program(process, (tmp_path / "started").exists)
         process.terminate()
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate()
 
     assert process.returncode == 0, output
     assert output.endswith(STOPPED)
@@ -329,7 +329,7 @@ def test_signal_while_queries_are_planned_ends_the_job_at_once_and_leaves_no_jav
     given = arguments(fakensqd, tmp_path, "--setup", "hanging:setup")
 
     with running([*COMMAND, *given], PYTHONPATH=str(tmp_path)) as process:
-        output, _ = process.communicate(timeout=COLD_START)
+        output, _ = process.communicate()
 
         assert process.returncode == 0, output
         assert output.endswith(STOPPED)
@@ -356,7 +356,7 @@ def test_second_interrupt_in_mid_batch_ends_at_once_though_spark_hangs_and_loses
         os.kill(process.pid, signal.SIGINT)
         # Those that come shortly after the first one are taken for copies of it.
         wait_for(lambda: process.poll() is not None or os.kill(process.pid, signal.SIGINT))
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate()
 
         assert process.returncode == 130, output
         assert "SIGINT for the second time: ended at once. nsqd delivers unanswered messages again" in output
@@ -394,7 +394,7 @@ def test_once_stops_in_order_on_an_interrupt_and_says_that_it_is_not_done(fakens
         wait_for(lambda: re.search(rows, requests.get(f"http://{address}/metrics", timeout=10).text))
         # As Ctrl-C in a terminal: Java and the workers get it, too.
         os.killpg(process.pid, signal.SIGINT)
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate()
 
         assert process.returncode == 1, output
         assert re.search(r"stopped before all was read \(clicks [\d,]+ of 2,000, pages [\d,]+ of 2,000\)", output)

@@ -155,7 +155,7 @@ def test_lease_of_a_killed_process_is_taken_when_it_was_watched_for_as_long(loca
     with running([sys.executable, "-c", KILLED, location]) as process:
         assert process.stdout.readline() == "held\n"
         os.kill(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait()
     clock, waits = Clock(), []
 
     with lease(location, clock) as other:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.spark.helpers import bodies_of, is_empty, numbered, publish, wait_for
+from tests.helpers import wait_for_program
+from tests.spark.helpers import bodies_of, is_empty, numbered, publish
 from tests.spark.kills import drain, receiver_process, run_until_killed
 
 pytestmark = pytest.mark.subprocess
@@ -59,9 +60,9 @@ def test_killed_after_its_fins(fakensqd, spool, hub):
     publish(fakensqd, "clicks", numbered(COUNT))
 
     with receiver_process(fakensqd, spool) as process:
-        wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
+        wait_for_program(process, lambda: is_empty(fakensqd, "clicks", "archive"))
         process.kill()
-        process.wait(30)
+        process.wait()
     publish(fakensqd, "clicks", numbered(COUNT, first=COUNT))
     drain(fakensqd, spool, hub)
 

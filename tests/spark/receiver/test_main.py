@@ -20,7 +20,7 @@ from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.program import _report
 from gnsq.spark.receiver.program import command as program
 from gnsq.spark.receiver.receiver import Receiver
-from tests.helpers import refused_port, run, run_program
+from tests.helpers import refused_port, run, run_program, wait_for_program
 from tests.spark.helpers import bodies_of, channel_stats, is_empty, numbered, publish, running, wait_for
 
 pytestmark = pytest.mark.subprocess
@@ -38,10 +38,10 @@ def test_command_receives_and_stops_in_order(fakensqd, spool, tmp_path, number):
     publish(fakensqd, "clicks", numbered(100))
     arguments = ["--topic", "clicks", "--channel", "archive", "--spool", str(tmp_path / "spool")]
     with running(command(*arguments, "--nsqd-tcp-address", fakensqd.tcp_address)) as process:
-        wait_for(lambda: spool.listing().size and len(bodies_of(spool)) == 100)
-        wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
+        wait_for_program(process, lambda: spool.listing().size and len(bodies_of(spool)) == 100)
+        wait_for_program(process, lambda: is_empty(fakensqd, "clicks", "archive"))
         process.send_signal(number)
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate()
 
     assert process.returncode == 0
     assert re.search(r"stopped: 100 rows in \d+ segments?", output)
@@ -70,11 +70,11 @@ def test_killed_receiver_loses_nothing(fakensqd, spool, tmp_path):
     for rows in (200, 700):
         publish_more()
         with running(receiver) as process:
-            wait_for(lambda rows=rows: has_received(rows))
+            wait_for_program(process, lambda rows=rows: has_received(rows))
             os.kill(process.pid, signal.SIGKILL)
-    with running(receiver):
-        wait_for(lambda: set(bodies_of(spool)) == set(numbered(published)))
-        wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
+    with running(receiver) as process:
+        wait_for_program(process, lambda: set(bodies_of(spool)) == set(numbered(published)))
+        wait_for_program(process, lambda: is_empty(fakensqd, "clicks", "archive"))
 
     assert not spool.listing().quarantined
 
@@ -98,12 +98,12 @@ def test_health_is_answered_over_http(fakensqd, tmp_path):
     arguments = [*HERE, "--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", fakensqd.tcp_address]
     address = f"127.0.0.1:{refused_port()}"
     with running(command(*arguments, "--health-address", address)) as process:
-        wait_for(lambda: health(address, "ready") == 200)
+        wait_for_program(process, lambda: health(address, "ready") == 200)
         fakensqd.stop()
-        wait_for(lambda: health(address, "ready") == 503)
+        wait_for_program(process, lambda: health(address, "ready") == 503)
         assert health(address, "live") == 200
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait() == 0
 
 
 def test_health_address_in_use_is_named(tmp_path):
@@ -137,9 +137,9 @@ def test_options_come_from_the_environment_too(fakensqd, spool, tmp_path):
         "NSQD_TCP_ADDRESSES": fakensqd.tcp_address, "COMPRESSION": "deflate", "AUTH_SECRET": "not wanted",
     }  # fmt: skip
     with running(command(), **{f"GNSQ_RECEIVER_{name}": value for name, value in given.items()}) as process:
-        wait_for(lambda: len(bodies_of(spool)) == 10)
+        wait_for_program(process, lambda: len(bodies_of(spool)) == 10)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait() == 0
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "spool", *(tmp_path / "spool").rglob("*"))}
     assert modes == {0o2770, 0o660}
 
@@ -156,9 +156,9 @@ def test_receiver_program_connects_with_tls_and_auth(secured_nsqd, spool, tmp_pa
         command(*HERE, "--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", nsqd.tcp_address, *flags),
         GNSQ_RECEIVER_AUTH_SECRET="open sesame",
     ) as process:
-        wait_for(lambda: len(bodies_of(spool)) == 10)
+        wait_for_program(process, lambda: len(bodies_of(spool)) == 10)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait() == 0
 
 
 def refused(tmp_path, *arguments, status=2, **environ):
@@ -284,10 +284,10 @@ def test_silent_nsqd_does_not_delay_the_end(fakensqd, silent_address, spool, tmp
     arguments = [*HERE, "--spool", str(tmp_path / "spool"), "--segment-time", "20"]
     arguments += ["--nsqd-tcp-address", silent_address, "--nsqd-tcp-address", fakensqd.tcp_address]
     with running(command(*arguments)) as process:
-        wait_for(lambda: (channel_stats(fakensqd, "clicks", "archive") or {}).get("in_flight_count") == 10)
+        wait_for_program(process, lambda: fakensqd.in_flight("clicks", "archive") == 10)
         process.send_signal(signal.SIGTERM)
 
-        assert process.wait(15) == 0
+        assert process.wait() == 0
 
     assert is_empty(fakensqd, "clicks", "archive")
     assert bodies_of(spool) == numbered(10)
@@ -304,9 +304,9 @@ def test_signal_ends_a_receiver_whose_file_system_hangs_at_the_start(fakensqd, t
     )
     arguments = [*HERE, "--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", fakensqd.tcp_address]
     with running([sys.executable, "-c", code, *arguments], REACHED=str(tmp_path / "reached")) as process:
-        wait_for((tmp_path / "reached").exists)
+        wait_for_program(process, (tmp_path / "reached").exists)
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=15)
+        output, _ = process.communicate()
 
     assert process.returncode == 0
     assert "stopped before the spool could be written" in output
