@@ -132,12 +132,12 @@ def test_command_of_django_stores_orders(fakensqd, start):
         assert program.communicate()[0] == "(250,)\n"
 
 
-def test_service_of_systemd_says_that_it_is_ready(fakensqd, start, tmp_path):
+def test_service_of_systemd_says_that_it_is_ready(fakensqd, start, socket_folder):
     fakensqd.publish("orders", b"1")
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as systemd:
-        systemd.bind(str(tmp_path / "notify"))
+        systemd.bind(str(socket_folder / "notify"))
         systemd.settimeout(30)
-        variables = {"NSQD": fakensqd.tcp_address, "NOTIFY_SOCKET": str(tmp_path / "notify")}
+        variables = {"NSQD": fakensqd.tcp_address, "NOTIFY_SOCKET": str(socket_folder / "notify")}
         with start("guides/systemd.md", "worker.py", **variables) as program:
             states = {systemd.recv(100), systemd.recv(100)}
             wait_for_program(program, lambda: fakensqd.transcript.finished() == 1)

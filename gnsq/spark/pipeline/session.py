@@ -207,7 +207,8 @@ def _temporary_files_of_java(directory: Path) -> Iterator[None]:
     Each JVM unpacks libraries there, and leaves 25 MB if it is killed.
     """
     options = os.environ.get("SPARK_SUBMIT_OPTS", "")
-    if "-Djava.io.tmpdir" in options:
+    # In the locale C, Java does not understand other characters.
+    if "-Djava.io.tmpdir" in options or not str(directory).isascii():
         yield
         return
     # Spark's launcher divides the text at blanks outside of quotes.

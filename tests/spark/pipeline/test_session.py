@@ -121,7 +121,7 @@ def test_setting_with_which_java_does_not_start_is_told_in_one_line(tmp_path):
 @pytest.mark.spark
 @pytest.mark.subprocess
 def test_java_has_a_temporary_directory_that_is_deleted(tmp_path, monkeypatch):
-    folder, home = tmp_path / "with blanks and \xfc", tmp_path / "home"
+    folder, home = tmp_path / "with blanks", tmp_path / "home"
     folder.mkdir()
     (home / "bin").mkdir(parents=True)
     # Runs what finds Java's arguments, and notes these.
