@@ -54,7 +54,12 @@ class TlsRequired(enum.IntEnum):
     TCP_AND_HTTP = 2
 
 
-_TLS_REQUIRED = {"false": TlsRequired.NOBODY, "tcp-https": TlsRequired.TCP, "true": TlsRequired.TCP_AND_HTTP}
+# With Go's other words for false and true.
+_TLS_REQUIRED = {
+    **dict.fromkeys(("false", "f", "0"), TlsRequired.NOBODY),
+    "tcp-https": TlsRequired.TCP,
+    **dict.fromkeys(("true", "t", "1"), TlsRequired.TCP_AND_HTTP),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
