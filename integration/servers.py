@@ -95,10 +95,10 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def running(name: str, *flags: str) -> Iterator[Daemon]:
+def running(name: str, *flags: str, words: Sequence[str] = ()) -> Iterator[Daemon]:
     """Start a server with its own data path, and kill it at the end of the block, since its data goes, too."""
     with tempfile.TemporaryDirectory() as folder:
-        daemon = Daemon(name, folder, *flags)
+        daemon = Daemon(name, folder, *flags, words=words)
         try:
             daemon.start()
             yield daemon

@@ -94,22 +94,8 @@ def nsqd(certificate: CertificateFiles) -> Iterator[Nsqd]:
 @contextlib.contextmanager
 def emulator(*flags: str) -> Iterator[Nsqd]:
     """Start the emulator by its command line."""
-    daemon = Emulator(*FLAGS, *flags)
-    try:
-        daemon.start()
+    with running("nsqd", *FLAGS, *flags, words=(sys.executable, "-m", "fakensqd", "nsqd")) as daemon:
         yield _known("fakensqd", daemon)
-    finally:
-        daemon.stop()
-
-
-class Emulator(Daemon):
-    """``fakensqd nsqd`` on free ports."""
-
-    def __init__(self, *flags: str) -> None:
-        self.tcp_address = self.http_address = "127.0.0.1:0"
-        self._command = [sys.executable, "-m", "fakensqd", "nsqd", "--broadcast-address=127.0.0.1"]
-        self._flags = flags
-        self.process = None
 
 
 def _known(name: str, daemon: Daemon) -> Nsqd:
