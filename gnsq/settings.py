@@ -16,14 +16,12 @@ from gnsq.options import checked_value
 from gnsq.texts import shown_argument
 
 __all__ = [
-    "GO_UNITS",
     "TIME_UNITS",
     "Field",
     "flag_name",
     "form_text",
     "help_text",
     "is_list",
-    "parse_duration",
     "parse_number",
     "read_value",
 ]
@@ -31,45 +29,34 @@ __all__ = [
 Field = dataclasses.Field[Any]  # Any: each option has its own type
 
 # Seconds of each unit that Go knows, with both micro signs of Unicode.
-GO_UNITS = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_GO_UNITS = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 # And those that people write: "5 minutes".
 _WORDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
-TIME_UNITS = {**GO_UNITS, "d": 86400.0, **_WORDS, **{f"{word}s": seconds for word, seconds in _WORDS.items()}}
+TIME_UNITS = {**_GO_UNITS, "d": 86400.0, **_WORDS, **{f"{word}s": seconds for word, seconds in _WORDS.items()}}
 # As with GNU's programs, M is 1024 * 1024.
 SIZE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 # A blank before or after a unit.
 _BLANK = re.compile(r" (?=[^\W\d])|(?<=[^\W\d]) ")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([a-zA-Z\u00b5\u03bc]+)", re.ASCII)
-
-
-def parse_duration(text: str, units: Mapping[str, float] = GO_UNITS) -> float:
-    """Convert a duration such as ``1m30s`` or ``250ms`` to seconds, as Go does.
-
-    Raises:
-        ValueError: If the text is not a duration. Each number needs a unit, unless the text is 0.
-    """
-    unsigned = text.removeprefix("-") if text[:1] == "-" else text.removeprefix("+")
-    seconds, end = 0.0, 0
-    # Part after part: a search would try to begin at each digit.
-    while end < len(unsigned) and unsigned != "0":
-        part = _DURATION_PART.match(unsigned, end)
-        if part is None or part[2] not in units:
-            break
-        seconds, end = seconds + float(part[1]) * units[part[2]], part.end()
-    if unsigned != "0" and not 0 < end == len(unsigned):
-        raise ValueError("not a duration such as 1m30s or 250ms")
-    return -seconds if text[:1] == "-" else seconds
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([a-zA-Z\u00b5\u03bc]+)", re.ASCII)
 
 
 def parse_number(text: str, units: Mapping[str, float]) -> float:
-    """Convert a number without a unit, or as parse_duration() does, with blanks around units.
+    """Convert a number without a unit, or the sum of numbers with units, such as ``1m30s``, with blanks around units.
 
     Raises:
         ValueError: If the text is neither.
     """
     with contextlib.suppress(ValueError):
         return float(text)
-    return parse_duration(_BLANK.sub("", " ".join(text.split())), units)
+    text = _BLANK.sub("", " ".join(text.split()))
+    sign = text[:1] if text[:1] in "-+" else ""
+    number, end = 0.0, len(sign)
+    # Part after part: a search would try to begin at each digit.
+    while (part := _PART.match(text, end)) and part[2] in units:
+        number, end = number + float(part[1]) * units[part[2]], part.end()
+    if not len(sign) < end == len(text):
+        raise ValueError("not a duration such as 1m30s or 250ms")
+    return -number if sign == "-" else number
 
 
 def is_list(field: Field) -> bool:

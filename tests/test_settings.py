@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -13,15 +14,13 @@ from gnsq.consumer.options import ConsumerOptions
 from gnsq.http.options import HttpOptions
 from gnsq.options import ConnectionOptions, Options, option
 from gnsq.producer.options import ProducerOptions
-from gnsq.settings import TIME_UNITS, parse_duration, parse_number, read_value
+from gnsq.settings import TIME_UNITS, parse_number, read_value
 from tests.strategies import texts, values
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("0", 0.0),
-        ("-0", 0.0),
         ("250ms", 0.25),
         ("1.5s", 1.5),
         (".5m", 30.0),
@@ -32,30 +31,9 @@ from tests.strategies import texts, values
         ("3\u00b5s", 3e-6),
         ("3\u03bcs", 3e-6),
         ("7ns", 7e-9),
-    ],
-)
-def test_duration_is_converted_to_seconds(text, seconds):
-    assert parse_duration(text) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("text", ["", "-", "1", "s", ".s", "1x", "1s x", "--1s"])
-def test_text_that_is_no_duration_is_refused(text):
-    with pytest.raises(ValueError, match="not a duration"):
-        parse_duration(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        *[
-            ("5", 5.0),
-            (" 0.5 ", 0.5),
-            ("5s", 5.0),
-            ("500ms", 0.5),
-            ("1m30s", 90.0),
-            ("10m", 600.0),
-            ("1d12h", 129600.0),
-        ],
+        ("5", 5.0),
+        (" 0.5 ", 0.5),
+        ("1d12h", 129600.0),
         *[("5 minutes", 300.0), ("90 s", 90.0), (" 1 hour 30 minutes ", 5400.0)],
     ],
 )
@@ -63,7 +41,7 @@ def test_number_or_duration_is_seconds(text, seconds):
     assert parse_number(text, TIME_UNITS) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["1 5 s", "5 blue", "minutes"])
+@pytest.mark.parametrize("text", ["", "-", "s", ".s", "1x", "1s x", "--1s", "1 5 s", "5 blue", "minutes"])
 def test_text_that_is_neither_number_nor_duration_is_refused(text):
     with pytest.raises(ValueError, match="not a duration"):
         parse_number(text, TIME_UNITS)
@@ -150,16 +128,13 @@ def test_any_value_is_taken_or_refused_with_the_name_of_the_setting(field, value
 
 @given(st.text(alphabet="0123456789.hmsun \u00b5+-dx", max_size=12) | texts)
 def test_any_text_is_a_duration_or_refused(text):
-    for parse in (parse_duration, lambda text: parse_number(text, TIME_UNITS)):
-        try:
-            seconds = parse(text)
-        except ValueError:
-            continue
-        assert isinstance(seconds, float)
+    with contextlib.suppress(ValueError):
+        assert isinstance(parse_number(text, TIME_UNITS), float)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(sorted(TIME_UNITS))), min_size=1, max_size=4))
 def test_duration_is_the_sum_of_its_parts(parts):
     text = "".join(f"{number}{unit}" for number, unit in parts)
 
-    assert parse_number(text, TIME_UNITS) == sum(number * TIME_UNITS[unit] for number, unit in parts)
+    # sum() is more exact since Python 3.12.
+    assert parse_number(text, TIME_UNITS) == pytest.approx(sum(number * TIME_UNITS[unit] for number, unit in parts))
