@@ -12,23 +12,18 @@ import pyarrow.parquet as pq
 
 from gnsq import Producer
 from gnsq.errors import NSQException
-from tests.helpers import default_signals
+from tests.helpers import child
 from tests.spark.helpers import numbered
 
 
 @contextlib.contextmanager
 def running_query(arguments, log):
-    """Run a program that ends with its standard input, in its own process group, all of which is killed at the end."""
-    with open(log, "ab") as output, default_signals():
-        process = subprocess.Popen(
-            arguments, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
+    """Run a program that ends with its standard input as child() does; what it writes is added to a file."""
+    with (
+        open(log, "ab") as output,
+        child(*arguments, limit=3600, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT) as process,
+    ):
         yield process
-    finally:
-        kill_group(process)
-        # pytest shows it if the test fails.
-        print(Path(log).read_text(errors="replace")[-20_000:])
 
 
 def kill(*pids):

@@ -5,13 +5,13 @@ That for Protobuf does not run: Maven Central has no spark-protobuf for these re
 
 import re
 import shutil
-import subprocess
 import sys
 
 import pytest
 from deltalake import DeltaTable
 
 from tests.docs.pages import example
+from tests.helpers import run
 from tests.spark.helpers import publish
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -25,7 +25,7 @@ def package(tmp_path):
     if shutil.which("mvn") is None:
         pytest.skip("Maven is not installed")
     command = ["mvn", "-q", "dependency:copy", f"-Dartifact={coordinates}", f"-DoutputDirectory={tmp_path}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = run(*command, cwd=tmp_path, limit=300)
     if done.returncode:
         pytest.skip(f"Maven does not get {coordinates}: {done.stdout.splitlines()[:1]}")
     (jar,) = tmp_path.glob("*.jar")
@@ -40,7 +40,7 @@ def test_avro_is_read_and_other_bodies_are_dead_letters(package, fakensqd, tmp_p
     publish(fakensqd, "avro", [b"\x06ann", b"\x06bob", b"\xff"])
 
     command = [sys.executable, "-m", "gnsq.spark.pipeline", "--config", "job.toml", "--once"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = run(*command, cwd=tmp_path, limit=300)
 
     assert done.returncode == 0, done.stdout + done.stderr
     users = DeltaTable(tmp_path / "lake/avro").to_pyarrow_table()["user"].to_pylist()

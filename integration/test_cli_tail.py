@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from gnsq import Consumer, NsqdHTTPClient, NSQGiveUp, Producer
 from integration.servers import needs_programs, running
-from tests.helpers import bodies, channel_stats, child, run, wait_until
+from tests.helpers import bodies, channel_stats, child, run, wait_for_program, wait_until
 
 ROOT = Path(__file__).parent.parent
 BODIES = [b"1", b'{"a": 2}', b"\xff\x00 three", b"four\ttabs", "größer".encode()] * 20
@@ -78,7 +77,7 @@ def test_tail_writes_the_bytes_that_nsq_tail_writes(real_nsqd, topic, tmp_path):
         ("theirs", [*theirs, "-n", count]),
     ):
         with open(tmp_path / name, "wb") as file, child(*command, env=settings(), stdout=file) as process:
-            assert process.wait(30) == 0
+            assert process.wait() == 0
         written[name] = sorted((tmp_path / name).read_bytes().split(b"\n"))
 
     assert written["ours"] == written["theirs"] == sorted([*BODIES, b""])
@@ -91,7 +90,7 @@ def test_pub_publishes_what_to_nsq_publishes(real_nsqd, topic):
     theirs = ["to_nsq", f"-topic={topic}-theirs", f"-nsqd-tcp-address={real_nsqd.tcp_address}"]
 
     for command in (words(real_nsqd, "pub", f"{topic}-ours"), theirs):
-        subprocess.run(command, input=data, env=settings(), check=True, timeout=30, capture_output=True)
+        run(*command, given=data, text=False, env=settings()).check_returncode()
 
     assert sorted(bodies(real_nsqd, f"{topic}-ours")) == sorted(bodies(real_nsqd, f"{topic}-theirs")) == sorted(BODIES)
 
@@ -119,12 +118,12 @@ def test_copy_that_is_killed_while_the_target_restarts_loses_nothing(nsqds, topi
         return found[0]["message_count"]
 
     with child(*command, env=settings()) as process:
-        wait_until(lambda: copied() > 1000)
+        wait_for_program(process, lambda: copied() > 1000)
         target.stop()
         target.start()
-        wait_until(copied, 30)
+        wait_for_program(process, copied)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0, process.stderr.read()
+        assert process.wait() == 0, process.stderr.read()
     # nsqd may deliver requeued messages of a new channel 5 s late.
     result = gnsq(source, "copy", topic, "--to-nsqd", target.tcp_address, "--idle", "7")
 

@@ -12,7 +12,7 @@ import zstandard
 
 from gnsq import NsqdHTTPClient, Producer
 from integration.servers import needs_programs, running
-from tests.helpers import LIMIT, bodies, channel_stats, child, run, wait_until
+from tests.helpers import LIMIT, bodies, channel_stats, child, run, wait_for_program, wait_until
 
 pytestmark = [
     pytest.mark.real,
@@ -70,7 +70,7 @@ def to_file(nsqd, topic, directory, *arguments):
 
 def stop(process):
     process.terminate()
-    err = process.communicate(timeout=LIMIT)[1]
+    err = process.communicate()[1]
     assert process.returncode == 0, err
 
 
@@ -92,10 +92,12 @@ def test_same_bytes_as_nsq_to_file(nsqd, topic, tmp_path, compress):
         to_file(nsqd, topic, ours, "--channel", "ours", "--compress", compress) as process,
         child(NSQ_TO_FILE, *flags) as go,
     ):
-        wait_until(lambda: finished(nsqd, topic, "ours") == finished(nsqd, topic, "theirs") == len(BODIES), LIMIT)
+        wait_for_program(
+            process, lambda: finished(nsqd, topic, "ours") == finished(nsqd, topic, "theirs") == len(BODIES)
+        )
         stop(process)
         go.terminate()
-        go.communicate(timeout=LIMIT)
+        go.communicate()
 
     assert lines(ours) == lines(theirs) == sorted(BODIES)
 
@@ -114,14 +116,14 @@ def test_kills_lose_no_message(account, tmp_path, compress):
                 for number in range(600):
                     account.publish(producer, topic, b"%d-%d" % (kill, number))
                 wanted = before + rng.randrange(500)
-                wait_until(lambda wanted=wanted: finished(nsqd, topic, "to-file") >= wanted, LIMIT)
+                wait_for_program(process, lambda wanted=wanted: finished(nsqd, topic, "to-file") >= wanted)
                 process.kill()
-                process.wait(LIMIT)
+                process.wait()
         wait_until(lambda: clients(nsqd, topic, "to-file") == 0, LIMIT)
         with to_file(nsqd, topic, out, *arguments) as process:
             # The killed ones may have finished all before this one has begun.
-            wait_until(lambda: clients(nsqd, topic, "to-file") == 1, LIMIT)
-            wait_until(lambda: finished(nsqd, topic, "to-file") == len(account.published), LIMIT)
+            wait_for_program(process, lambda: clients(nsqd, topic, "to-file") == 1)
+            wait_for_program(process, lambda: finished(nsqd, topic, "to-file") == len(account.published))
             stop(process)
 
     assert [path for path in out.iterdir() if path.name.startswith(".")] == []

@@ -8,7 +8,6 @@ import contextlib
 import os
 import random
 import shlex
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from integration.pipeline_job import DURABLE, QUERIES, Job, Publisher, check_acc
 from integration.queries import descendants, kill, named, running_query
 from integration.servers import needs_programs, running
 from integration.spark_cluster import cluster
+from tests.helpers import run
 from tests.spark.helpers import channel_stats, wait_for
 
 SECONDS = float(os.environ.get("CLUSTER_KILLS_SECONDS", "5"))
@@ -60,7 +60,7 @@ class Receivers:
         self._stack = stack
         self._folder = path.parent
         command = [sys.executable, "-m", "gnsq.spark.pipeline", "--config", str(path), "receivers"]
-        lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+        lines = run(*command).stdout.splitlines()
         self._commands = [[sys.executable, *shlex.split(line)[1:]] for line in lines] * 2
         self._processes = [None] * len(self._commands)
         self._starts = 0

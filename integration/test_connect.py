@@ -1,10 +1,10 @@
 """The format nsq in a session of Spark Connect, whose server runs on this machine."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests.helpers import run_program
 
 pytest.importorskip("grpc", reason="Spark Connect needs grpcio: pip install 'pyspark[connect]'")
 
@@ -57,9 +57,7 @@ print(json.dumps([type(spark).__module__, found, refused]))
 
 
 def test_source_and_sink_work_and_the_job_is_refused(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=280, check=False
-    )
+    done = run_program(PROGRAM, str(tmp_path), flags=(), limit=280)
 
     assert done.returncode == 0, done.stderr[-3000:]
     module, found, refused = json.loads(done.stdout.splitlines()[-1])

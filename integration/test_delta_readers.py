@@ -7,11 +7,11 @@ commas; without jars, Spark gets the package. tests/spark/pipeline/test_readers.
 import datetime as dt
 import json
 import os
-import subprocess
 
 import pyarrow as pa
 import pytest
 
+from tests.helpers import run
 from tests.spark.pipeline.test_readers import EVOLVED, NOON, ODD, TEXTS, put, put_values
 
 PACKAGE = "io.delta:delta-spark_{}_2.13:4.4.0"
@@ -54,14 +54,8 @@ def ask():
         environment = {**os.environ, "PYSPARK_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"}
         # The tests' own Spark is another release.
         environment.pop("SPARK_HOME", None)
-        done = subprocess.run(
-            [python, "-c", PROGRAM.format(package=PACKAGE)],
-            input=json.dumps(questions),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-            check=False,
-            env=environment,
+        done = run(
+            *[python, "-c", PROGRAM.format(package=PACKAGE)], given=json.dumps(questions), limit=LIMIT, env=environment
         )
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.partition("FOUND ")[2])

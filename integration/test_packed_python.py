@@ -7,7 +7,6 @@ environment.
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from deltalake import DeltaTable
 
 from fakensqd import FakeNsqd
 from gnsq import Producer
+from tests.helpers import run
 
 pytestmark = [
     pytest.mark.spark,
@@ -56,24 +56,23 @@ print(json.dumps([found, finished]))
 """
 
 
-def run(folder, *command, **variables):
+def run_in(folder, *command, **variables):
     """Run a command in a folder, without variables by which executors would find other packages than those packed."""
     others = ("PYTHON", "VIRTUAL_ENV", "SPARK_", "PYSPARK_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
-    done = subprocess.run(
-        command, cwd=folder, env=kept | variables, stdout=subprocess.PIPE, text=True, timeout=600, check=True
-    )
+    done = run(*command, cwd=folder, env=kept | variables, limit=600)
+    done.check_returncode()
     return done.stdout
 
 
 def pack(folder):
     """Make environment.tar.gz, and unpack it for the planners, which run on the driver."""
-    run(folder, sys.executable, "-m", "venv", "packed")
-    run(folder, "packed/bin/pip", "install", "--quiet", f"{ROOT}[spark]", "venv-pack")
-    run(folder, "packed/bin/pip", "uninstall", "--quiet", "--yes", "pyspark", "py4j")
-    run(folder, "packed/bin/venv-pack", "--quiet", "--prefix", "packed", "--output", "environment.tar.gz")
+    run_in(folder, sys.executable, "-m", "venv", "packed")
+    run_in(folder, "packed/bin/pip", "install", "--quiet", f"{ROOT}[spark]", "venv-pack")
+    run_in(folder, "packed/bin/pip", "uninstall", "--quiet", "--yes", "pyspark", "py4j")
+    run_in(folder, "packed/bin/venv-pack", "--quiet", "--prefix", "packed", "--output", "environment.tar.gz")
     (folder / "environment").mkdir()
-    run(folder, "tar", "-xzf", "environment.tar.gz", "-C", "environment")
+    run_in(folder, "tar", "-xzf", "environment.tar.gz", "-C", "environment")
 
 
 def test_the_job_archives_each_event_once(tmp_path):
@@ -89,7 +88,7 @@ def test_the_job_archives_each_event_once(tmp_path):
         with Producer(nsqd.tcp_address) as producer:
             producer.multipublish("clicks", [EVENT % (number % 60, number) for number in range(EVENTS)])
 
-        printed = run(tmp_path, sys.executable, "-c", DRIVER, nsqd.tcp_address, nsqd.http_address, **variables)
+        printed = run_in(tmp_path, sys.executable, "-c", DRIVER, nsqd.tcp_address, nsqd.http_address, **variables)
 
     found, is_finished = json.loads(printed.splitlines()[-1])
     assert is_finished

@@ -193,14 +193,17 @@ def child(*command: str, limit: float = 100.0, **options: Any) -> Iterator[subpr
         process.show()
 
 
-def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:  # Any: Popen's
+def run(*command: str, given: Any = None, **options: Any) -> subprocess.CompletedProcess[str]:  # Any: Popen's
     """Run a program, and wait until it ends.
 
     Args:
+        given: What it reads; None: nothing.
         options: For child().
     """
+    if given is not None:
+        options["stdin"] = subprocess.PIPE
     with child(*command, **options) as process:
-        out, err = process.communicate()
+        out, err = process.communicate(given)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
