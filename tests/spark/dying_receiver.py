@@ -1,7 +1,7 @@
 """Program: a receiver that ends itself with SIGKILL at one point of its first segment.
 
-``python -m tests.spark.dying_receiver POINT SPOOL TOPIC CHANNEL NSQD_TCP``. Points: ``write``, before the segment is
-written; ``durable``, before the first FIN; ``fins``, when half of the FINs are at nsqd; ``never``.
+``python -m tests.spark.dying_receiver POINT SPOOL TOPIC CHANNEL NSQD_TCP NSQD_HTTP``. Points: ``write``, before the
+segment is written; ``durable``, before the first FIN; ``fins``, when nsqd has executed half of the FINs; ``never``.
 """
 
 import os
@@ -10,6 +10,7 @@ import sys
 
 import gevent
 
+from gnsq import NsqdHTTPClient
 from gnsq.nsqd.in_flight import InFlightMessages
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.receiver import Receiver
@@ -20,7 +21,7 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def arm(point):
+def arm(point, finished):
     write, finish = SpoolWriter.write, InFlightMessages.finish_all
     # Rows of the first segment.
     rows = []
@@ -36,9 +37,11 @@ def arm(point):
 
     def watched_finish(answers, ids):
         if point == "fins":
-            finish(answers, ids[: rows[0] // 2])
-            for _ in range(3):
-                gevent.sleep(1e-6)  # not 0: the loop runs, and the FINs are sent
+            half = ids[: rows[0] // 2]
+            finish(answers, half)
+            # What was sent would not be enough: nsqd loses it if the dead process has not read all that came.
+            while finished() < len(half):
+                gevent.sleep(0.01)
             die()
         finish(answers, ids)
 
@@ -46,8 +49,14 @@ def arm(point):
 
 
 def main():
-    point, spool, topic, channel, tcp = sys.argv[1:]
-    arm(point)
+    point, spool, topic, channel, tcp, http = sys.argv[1:]
+    client = NsqdHTTPClient.from_url(http)
+
+    def finished():
+        [found] = client.stats(topic, channel)["topics"][0]["channels"]
+        return sum(each["finish_count"] for each in found["clients"])
+
+    arm(point, finished)
     options = ReadOptions(topic=topic, channel=channel, nsqd_tcp_addresses=(tcp,))
     Receiver(options, Spool(spool)).start()
     gevent.sleep(600)

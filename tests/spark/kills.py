@@ -13,7 +13,8 @@ TOPIC, CHANNEL = "clicks", "archive"
 def receiver_process(nsqd, spool, point="never"):
     """Run dying_receiver.py; a context manager that yields the process."""
     module = "tests.spark.dying_receiver"
-    return running([sys.executable, "-m", module, point, spool.location, TOPIC, CHANNEL, nsqd.tcp_address])
+    addresses = [nsqd.tcp_address, nsqd.http_address]
+    return running([sys.executable, "-m", module, point, spool.location, TOPIC, CHANNEL, *addresses])
 
 
 def run_until_killed(point, nsqd, spool):
