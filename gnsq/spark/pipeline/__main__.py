@@ -344,9 +344,11 @@ def _opener(settings: JobSettings, session: OpenSession | None) -> Callable[[], 
 
 
 def _kill_java() -> None:
-    # The second signal ends this process at once: leave neither a JVM nor a hidden cursor behind.
-    if "gnsq.spark.pipeline.session" in sys.modules:
-        sys.modules["gnsq.spark.pipeline.session"].kill_java()
+    # The second signal ends this process at once: leave neither a JVM nor a hidden cursor behind, and let its words be
+    # seen.
+    if session := sys.modules.get("gnsq.spark.pipeline.session"):
+        session.kill_java()
+        session.restore_stderr()
     if sys.stdout.isatty():
         os.write(1, b"\x1b[?25h")
 

@@ -42,6 +42,7 @@ __all__ = [
     "is_submitted",
     "kill_java",
     "open_session",
+    "restore_stderr",
     "session_settings",
 ]
 
@@ -368,6 +369,16 @@ def kill_java() -> None:
         process.kill()
 
 
+# The program's own stderr, in blocks of _stderr_to().
+_own_stderr: list[int] = []
+
+
+def restore_stderr() -> None:
+    """Let what the program writes before it ends at once come to its own stderr."""
+    if _own_stderr:
+        os.dup2(_own_stderr[0], 2)
+
+
 @contextlib.contextmanager
 def _stderr_to(path: Path | None) -> Iterator[None]:
     """Redirect stderr to a file during the block. A process that is started in the block writes there until it ends."""
@@ -377,6 +388,7 @@ def _stderr_to(path: Path | None) -> Iterator[None]:
     sys.stderr.flush()
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = os.dup(2)
+    _own_stderr.append(kept)
     try:
         with open(path, "ab") as file:
             os.dup2(file.fileno(), 2)
@@ -384,4 +396,5 @@ def _stderr_to(path: Path | None) -> Iterator[None]:
     finally:
         sys.stderr.flush()
         os.dup2(kept, 2)
+        _own_stderr.remove(kept)
         os.close(kept)

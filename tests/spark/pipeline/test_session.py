@@ -77,6 +77,17 @@ def test_queries_are_stopped_at_the_same_time(caplog, failure):
     assert ("did not stop" in caplog.text) is isinstance(failure, Py4JError)
 
 
+def test_last_words_of_a_program_come_to_its_stderr_though_spark_is_stopping(tmp_path, capfd):
+    with session._stderr_to(tmp_path / "log"):
+        os.write(2, b"of Spark\n")
+        session.restore_stderr()
+        os.write(2, b"ended at once\n")
+    os.write(2, b"after it\n")
+
+    assert capfd.readouterr().err == "ended at once\nafter it\n"
+    assert (tmp_path / "log").read_text() == "of Spark\n"
+
+
 @pytest.mark.spark
 def test_checkpoint_keeps_the_store_of_state_that_it_was_made_with(spark, tmp_path):
     (tmp_path / "in").mkdir()
