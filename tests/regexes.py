@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import signal
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 # So long that a linear search takes some milliseconds, and a quadratic one some seconds.
 LENGTH = 60_000
 # Seconds of CPU time for one text.
@@ -42,15 +44,35 @@ class Regex:
     uses: frozenset[str]
 
 
-def regexes(*packages: str, **variables: object) -> tuple[list[Regex], list[str]]:
-    """Find all patterns in packages. Returns also the places of those that are made of other variables than these."""
+def regexes() -> list[Regex]:
+    """Return all patterns of the packages but those of users."""
+    return _found()[0]
+
+
+def patterns_of_users() -> list[str]:
+    """Return the places of the patterns that only a run has."""
+    return _found()[1]
+
+
+@functools.cache
+def _found() -> tuple[list[Regex], list[str]]:
+    from gnsq.spark.pipeline.types import TIMESTAMP, ZONE
+
+    # What patterns are made of, in functions.
+    variables = {
+        "any_kind": r"\.log|\.log\.old",
+        "any_compression": r"|\.gz",
+        "form": TIMESTAMP,
+        "kind": types.SimpleNamespace(scale=38),
+        "words": "denied|no space left",
+        "zone": f"(?:{ZONE})?",
+    }
     found, unknown = [], []
-    for path in sorted(path for each in packages for path in (ROOT / each).rglob("*.py")):
+    for path in sorted(path for each in ("gnsq", "fakensqd") for path in (ROOT / each).rglob("*.py")):
         tree = ast.parse(path.read_text("utf-8"))
         nodes = [(node, function) for node in ast.walk(tree) if (function := _function(node))]
-        module = (
-            importlib.import_module(str(path.relative_to(ROOT).with_suffix("")).replace("/", ".")) if nodes else None
-        )
+        name = str(path.relative_to(ROOT).with_suffix("")).replace("/", ".")
+        module = importlib.import_module(name) if nodes else None
         for node, function in nodes:
             given = node.args[1] if function == "regexp_replace" else node.args[0]
             flags = [each.value for each in node.keywords if each.arg == "flags"]
