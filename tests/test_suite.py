@@ -11,6 +11,12 @@ from tests.helpers import wait_until
 pytest_plugins = ["pytester"]
 
 
+def alone(monkeypatch, pytestconfig):
+    """Let the programs of pytest find the plugin, and load no other that is installed."""
+    monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 @pytest.mark.parametrize(("name", "status"), [("nsqd.dat", 1), (".hypothesis", 0)])
 def test_file_that_the_tests_leave_fails_the_run(pytester, name, status):
     pytester.makepyfile(f"def test_writer(): open({name!r}, 'w').close()")
@@ -23,18 +29,27 @@ def test_file_that_the_tests_leave_fails_the_run(pytester, name, status):
 
 @pytest.mark.subprocess
 def test_run_ends_though_a_worker_is_killed(pytester, monkeypatch, pytestconfig):
-    monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
-    passes = "def test_{}(): pass\n"
-    # Both workers have finished files, and have others left.
+    alone(monkeypatch, pytestconfig)
+    pytester.mkdir("ran")
+    done = "import pathlib\ndef test_{0}(): pathlib.Path('ran', '{0}').touch()\n"
     for number in range(6):
-        pytester.makepyfile(**{f"test_{number}": "".join(map(passes.format, range(3)))})
-    killed = "import os, signal, subprocess\ndef test_killed():\n"
-    killed += "    subprocess.Popen(['sleep', '1000'])\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-    pytester.makepyfile(test_6=killed + passes.format("after"))
+        pytester.makepyfile(**{f"test_{number}": done.format(number)})
+    # The other worker has ended when this one dies, and has left one test.
+    killed = """
+        import os, pathlib, signal, subprocess, time
+        def test_first(): pass
+        def test_waits():
+            while len(list(pathlib.Path("ran").iterdir())) < 6: time.sleep(0.01)
+        def test_killed():
+            subprocess.Popen(["sleep", "1000"])
+            os.kill(os.getpid(), signal.SIGKILL)
+        def test_after(): pass
+    """
+    pytester.makepyfile(test_6=killed)
 
-    result = pytester.runpytest_subprocess("-p", "tests.suite", "-n", "2", timeout=100)
+    result = pytester.runpytest_subprocess("-p", "xdist", "-p", "tests.suite", "-n", "2")
 
-    result.assert_outcomes(passed=19, failed=1)
+    result.assert_outcomes(passed=9, failed=1)
     result.stdout.no_fnmatch_line("*have left processes*")
 
 
@@ -77,7 +92,7 @@ def test_temporary_files_and_the_home_of_the_tests_are_deleted(pytester):
 
 @pytest.mark.subprocess
 def test_one_worker_alone_runs_the_files_that_need_the_common_jvm(pytester, monkeypatch, pytestconfig):
-    monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
+    alone(monkeypatch, pytestconfig)
     pytester.makeini("[pytest]\nmarkers = spark")
     pytester.mkdir("ran")
     body = "import os, pathlib\ndef test(): pathlib.Path('ran', {!r} + os.environ['PYTEST_XDIST_WORKER']).touch()"
@@ -85,7 +100,7 @@ def test_one_worker_alone_runs_the_files_that_need_the_common_jvm(pytester, monk
     spark = f"import pytest\npytestmark = pytest.mark.spark\n{body.format('spark ')}".replace("test()", "test(spark)")
     pytester.makepyfile(test_other=body.format("other "), **{f"test_spark_{number}": spark for number in range(4)})
 
-    result = pytester.runpytest_subprocess("-p", "tests.suite", "-n", "2")
+    result = pytester.runpytest_subprocess("-p", "xdist", "-p", "tests.suite", "-n", "2")
 
     result.assert_outcomes(passed=5)
     ran = sorted(path.name for path in pytester.path.joinpath("ran").iterdir())
