@@ -259,7 +259,8 @@ def test_reader_that_ends_gets_no_traceback_and_loses_no_message(fakensqd):
         code = program.wait()
         fakensqd.publish("t", b"2")
 
-        assert (code, program.stderr.read()) == (0, "")
+        assert code == 0
+        assert "Traceback" not in program.stderr.read()
     assert fakensqd.messages("t", "c") == [b"2"]
 
 
@@ -287,7 +288,7 @@ def test_stopped_reader_holds_no_more_messages_than_are_being_written(fakensqd):
         code = program.wait()
         out = program.stdout.read()
 
-        assert (code, program.stderr.read()) == (0, "")
+        assert code == 0
     written = {line[:3] for line in out.split("\n")[:-1]}
     assert written
     assert written | {body[:3].decode() for body in fakensqd.messages("t", "c")} == {f"{n:3}" for n in range(300)}
