@@ -49,7 +49,7 @@ max_rows_per_batch = 2000
 "spark.executor.cores" = "1"
 "spark.cores.max" = "2"
 "spark.sql.shuffle.partitions" = "2"
-"spark.executor.extraJavaOptions" = "{java}"
+"spark.executor.extraJavaOptions" = {java!r}
 """
 
 

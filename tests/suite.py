@@ -46,7 +46,7 @@ def pytest_configure(config):
     if config.getoption("no_processes"):
         sys.addaudithook(_refuse_processes)
     if not hasattr(config, "workerinput"):  # not in a worker
-        config.pluginmanager.register(OwnDirectories(), "own-directories")
+        config.pluginmanager.register(OwnDirectories(config), "own-directories")
         config.pluginmanager.register(LeftFiles(config), "left-files")
         config.pluginmanager.register(LeftProcesses(config), "left-processes")
         if config.get_verbosity() <= 0:
@@ -132,11 +132,15 @@ def _refuse_processes(event, arguments):
 
 
 class OwnDirectories:
-    """Gives the tests a temporary directory and a home of their own, and deletes them at the end."""
+    """Gives the tests a temporary directory and a home of their own, and deletes them after a run that passes."""
 
-    def __init__(self):
+    def __init__(self, config):
+        self._terminal = config.pluginmanager.getplugin("terminalreporter")
+        self._has_failed = False
         self._patch = pytest.MonkeyPatch()
         self._folder = Path(tempfile.mkdtemp(prefix="gnsq-tests-"))
+        # Programs of another user, such as a database, have theirs below.
+        self._folder.chmod(0o711)
         (self._folder / "home").mkdir()
         self._patch.setattr(tempfile, "tempdir", str(self._folder))
         self._patch.setenv("TMPDIR", str(self._folder))
@@ -144,8 +148,15 @@ class OwnDirectories:
         for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
             self._patch.delenv(name, raising=False)
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session):
+        self._has_failed = session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+
     def pytest_unconfigure(self):
         self._patch.undo()
+        if self._has_failed:
+            self._terminal.write_line(f"the files of the tests are kept in {self._folder}")
+            return
         for folder, names, _ in os.walk(self._folder):
             for name in names:
                 if not os.path.islink(path := os.path.join(folder, name)):
