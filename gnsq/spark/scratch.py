@@ -49,13 +49,20 @@ def scratch_directory(prefix: str) -> Iterator[Path]:
         OSError: If it can't be made.
     """
     parent = make_user_directory()
-    for old in parent.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError), open(old / _LOCK, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(old, ignore_errors=True)
-    path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    with open(open_or_create(path / _LOCK), "rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    # Locked meanwhile: else another program may delete the new directory before it has its own lock.
+    both = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(both, fcntl.LOCK_EX)
+        for old in parent.glob(f"{prefix}*"):
+            with contextlib.suppress(OSError), open(old / _LOCK, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(old, ignore_errors=True)
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        lock = open_or_create(path / _LOCK)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    finally:
+        os.close(both)
+    with open(lock, "rb"):
         try:
             yield path
         finally:

@@ -162,7 +162,7 @@ class Planner:
                     self._monitor.close()
                 hub.stop()
         finally:
-            # Last: who has the lock, or sees that nobody has it, relies on it that nothing is written any more.
+            # Last, since others take a free lock to mean that nothing is written any more.
             if lock is not None:
                 lock.release()
 
