@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from blinker import Signal
 
+from gnsq.concurrency.greenlets import check_is_failure
 from gnsq.concurrency.threads import checked_seconds
 from gnsq.errors import NSQException
 from gnsq.logs import message_fields
@@ -334,7 +335,8 @@ class Message(MessageFields):
             # As in gnsq.signals, which imports this module. The caller may have other messages to answer.
             try:
                 signal.send(self, **keywords)
-            except Exception:
+            except BaseException as error:
+                check_is_failure(error)
                 logger.exception("a receiver of %s of %r raised", name, self, extra=message_fields(self))
 
 

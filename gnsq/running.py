@@ -225,7 +225,7 @@ class _Run:
         self._producers = [client for client in clients if isinstance(client, Producer)]
         self._clients = clients
         self._signals = signals
-        self._error: Exception | None = None  # what start() of a client, or on_ready, has raised
+        self._error: BaseException | None = None  # what start() of a client, or on_ready, has raised
         # Set by a signal, when a client closes, and with _error.
         self._changed = Event()
         signals.requested.rawlink(lambda _: self._changed.set())
@@ -264,7 +264,7 @@ class _Run:
         self._changed.wait(CHECK_INTERVAL)
         self._changed.clear()
 
-    def _note_error(self, error: Exception) -> None:
+    def _note_error(self, error: BaseException) -> None:
         self._error = self._error or error  # raised by run()
         self._changed.set()
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from blinker import ANY, Signal
 
+from gnsq.concurrency.greenlets import check_is_failure
+
 if TYPE_CHECKING:
     from gnsq.errors import NSQErrorCode
     from gnsq.logs import ClientLog
@@ -157,12 +159,13 @@ class ConsumerSignals(ClientSignals):
 
 
 def notify(signal: Signal, sender: object, **keywords: Any) -> None:  # Any: each signal has its own keywords
-    """Send a signal. If a receiver raises an Exception, log it, and call no further receiver."""
+    """Send a signal. If a receiver fails, log its exception, and call no further receiver."""
     if not signal.receivers:
         return
     try:
         signal.send(sender, **keywords)
-    except Exception:
+    except BaseException as error:
+        check_is_failure(error)
         logger.exception("a receiver of a signal of %r raised", sender)
 
 
@@ -170,5 +173,6 @@ def call_override(log: ClientLog, function: Callable[..., object], *arguments: o
     """Call a method of a client that a subclass may have overridden. Log its exceptions instead of raising them."""
     try:
         function(*arguments)
-    except Exception:  # a subclass may raise anything
+    except BaseException as error:  # a subclass may raise anything
+        check_is_failure(error)
         log.exception("%s of a subclass raised", getattr(function, "__name__", function))

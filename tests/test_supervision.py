@@ -69,7 +69,10 @@ def greenlets(name):
     return [
         each
         for each in gc.get_objects()
-        if type(each) is gevent.Greenlet and each.parent is hub and each.name.startswith(name) and each.gr_frame
+        if issubclass(type(each), gevent.Greenlet)
+        and each.parent is hub
+        and each.name.startswith(name)
+        and each.gr_frame
     ]
 
 

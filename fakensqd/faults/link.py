@@ -330,7 +330,7 @@ class LinkedTransport:
             name, pump = ("up", self._pump_up) if upstream else ("down", self._pump_down)
             self.pumps[upstream] = spawn(f"fakensqd-link-{name}", pump, stream, on_failure=self._fail)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         logger.error("internal error of the emulator: a connection is reset", exc_info=error)
         self.abort(reset=True)
 

@@ -220,7 +220,7 @@ class Receiver:
         self._inbox = Inbox()
         self._is_over = Event()  # no more messages are wanted
         self._is_closed = Event()  # none can come
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._msg_timeout = math.inf  # the shortest of all nsqds
         self._passed: list[list[Message]] = []  # the batches that the command handles now
         self._kept: list[Message] = []  # those that it has left unanswered
@@ -324,7 +324,7 @@ class Receiver:
         self.is_complete = True
         self._is_over.set()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """End run() with an error."""
         self._error = self._error or error
         self._is_over.set()

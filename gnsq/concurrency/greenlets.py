@@ -1,4 +1,5 @@
-"""Starts greenlets so that none dies unnoticed, and lets other greenlets run between the steps of a loop."""
+"""Starts greenlets so that none dies unnoticed, tells failures of users' functions from the end of their greenlet, and
+lets other greenlets run between the steps of a loop."""
 
 from __future__ import annotations
 
@@ -12,7 +13,16 @@ import gevent
 
 from gnsq.clock import Clock, RealClock
 
-__all__ = ["CooperativeYield", "OnFailure", "run_until_done", "spawn", "supervised"]
+__all__ = [
+    "CooperativeYield",
+    "OnFailure",
+    "OwnedGreenlet",
+    "check_is_failure",
+    "is_failure",
+    "run_until_done",
+    "spawn",
+    "supervised",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +33,41 @@ MAX_RUN_SECONDS = 0.01
 # Seconds. The event loop runs during any sleep above 0, so this sleep is very short.
 _EVENT_LOOP_SLEEP = 1e-6
 
-# A gevent.Timeout that something has left behind is no Exception.
-FAILURES = (Exception, gevent.Timeout)
+OnFailure = Callable[[BaseException], object]
 
-OnFailure = Callable[[Exception], object]
+
+class OwnedGreenlet(gevent.Greenlet):  # type: ignore[misc]  # gevent has no types
+    """A greenlet that notes whether it was killed, since the functions that it calls may raise GreenletExit, too.
+
+    kill(), killall() and a pool's kill() all call throw().
+    """
+
+    is_killed = False
+
+    def throw(self, *error: Any) -> None:  # Any: a class, or an exception, or what sys.exc_info() returns
+        kind = error[0] if error else gevent.GreenletExit
+        if issubclass(kind if isinstance(kind, type) else type(kind), gevent.GreenletExit):
+            self.is_killed = True
+        super().throw(*error)
+
+
+def is_failure(error: BaseException) -> bool:
+    """Return True if an exception of a user's function is a failure of that function, False if it must end the caller:
+    KeyboardInterrupt, SystemExit, and GreenletExit if the current greenlet was killed.
+
+    Other libraries raise BaseExceptions that have no meaning in our greenlets, such as asyncio.CancelledError. A
+    greenlet that is no OwnedGreenlet counts as killed, because it does not tell.
+    """
+    if not isinstance(error, gevent.GreenletExit):
+        return not isinstance(error, (KeyboardInterrupt, SystemExit))
+    greenlet = gevent.getcurrent()
+    return not getattr(greenlet, "is_killed", isinstance(greenlet, gevent.Greenlet))
+
+
+def check_is_failure(error: BaseException) -> None:
+    """Raise an exception again unless is_failure()."""
+    if not is_failure(error):
+        raise error
 
 
 def spawn(
@@ -40,12 +81,12 @@ def spawn(
     it: otherwise others may wait for a dead greenlet for ever.
 
     Args:
-        on_failure: Called, in the greenlet, with an Exception that the function raises: ends the owner with this
-            error, or replaces the greenlet, and tells. A text: what does not happen any more; it is logged with the
-            error, and the owner goes on. None: the caller calls the greenlet's get(), which raises the error.
+        on_failure: Called, in the greenlet, with what the function raises if that is_failure(): ends the owner with
+            this error, or replaces the greenlet, and tells. A text: what does not happen any more; it is logged with
+            the error, and the owner goes on. None: the caller calls the greenlet's get(), which raises the error.
         delay: Seconds until the greenlet starts; None: it starts in this round of the event loop.
     """
-    greenlet = gevent.Greenlet(supervised(name, function, on_failure), *arguments)
+    greenlet = OwnedGreenlet(supervised(name, function, on_failure), *arguments)
     greenlet.name = name
     if delay is None:
         greenlet.start()
@@ -64,7 +105,8 @@ def _supervise(name: str, on_failure: OnFailure | str, function: Callable[..., o
     gevent.getcurrent().name = name
     try:
         return function(*arguments)
-    except FAILURES as error:  # top of a greenlet
+    except BaseException as error:  # top of a greenlet
+        check_is_failure(error)
         if isinstance(on_failure, str):
             logger.exception("internal error in greenlet %s: %s", name, on_failure)
         else:
@@ -75,7 +117,7 @@ def _supervise(name: str, on_failure: OnFailure | str, function: Callable[..., o
 def run_until_done(
     what: str, function: Callable[[], object], logger: logging.Logger, clock: Clock | None = None
 ) -> None:
-    """Call a function, and again whenever it raises an Exception: a bug must not end a loop.
+    """Call a function, and again whenever it fails: a bug must not end a loop.
 
     Args:
         what: Describes the greenlet, for the log.
@@ -83,7 +125,8 @@ def run_until_done(
     while True:
         try:
             function()
-        except FAILURES:  # top of a greenlet, which must continue after a bug
+        except BaseException as error:  # top of a greenlet, which must continue after a bug
+            check_is_failure(error)
             logger.exception("internal error in %s; it goes on in %g s", what, RESTART_DELAY)
             (clock or RealClock()).sleep(RESTART_DELAY)
         else:

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import gevent
 
 from gnsq.clock import Clock
+from gnsq.concurrency.greenlets import check_is_failure, is_failure
 from gnsq.consumer.dead_letters import DeadLetterPublisher
 from gnsq.consumer.handlers import HandlerSignal, check_ran, handler_name
 from gnsq.consumer.options import ConsumerOptions
@@ -101,8 +102,8 @@ class HandlerRunner:
         letters: Publishes the messages that are given up; None: only give-up handlers keep them.
 
     Attributes:
-        failed: Number of Exceptions and Timeouts that handlers raised, except NSQRequeueMessage and NSQGiveUp for
-            on_message; and of the dead letters that could not be published.
+        failed: Number of exceptions that handlers raised, except NSQRequeueMessage and NSQGiveUp for on_message, and
+            those that end the greenlet; and of the dead letters that could not be published.
         given_up: Number of messages that were given up.
         handlers_timed_out: Number of messages that timed out while their handler ran.
         async_timed_out: Number of async messages that timed out.
@@ -142,7 +143,7 @@ class HandlerRunner:
 
     def handle(self, message: Message) -> bool:
         """Call the handlers, then answer the message. Return False if it is async, unless a give-up handler got it.
-        This method raises no Exception, but may raise another BaseException."""
+        This method raises only what ends the greenlet, see is_failure()."""
         # This method is called for each message. So it enters _log_answer_errors() only after an exception.
         try:
             options = self._consumer.options
@@ -214,11 +215,12 @@ class HandlerRunner:
         if isinstance(error, gevent.Timeout) and error in self._batch_timeouts:
             # The timeout is that of an overridden handle_messages() that has called this handler. Let it end that call.
             raise error
-        if not isinstance(error, (Exception, gevent.Timeout)):
+        if not is_failure(error):
             # The greenlet was killed, or the program ends. Requeue, so that nsqd does not wait for the msg_timeout.
             with contextlib.suppress(NSQException):
                 self._requeue(message, backoff=False, at_once=True)
             raise error
+        check_is_failure(error)
         options = self._consumer.options
         self.note_failure(message, error)
         if isinstance(error, NSQRequeueMessage):
@@ -232,7 +234,7 @@ class HandlerRunner:
     def _on_override_exception(self, messages: list[Message], error: BaseException) -> None:
         """Answer the messages of an override that has raised. Only the first unanswered one counts as a failure."""
         first, *others = [message for message in messages if not message.has_responded()] or messages
-        is_killed = not isinstance(error, (Exception, gevent.Timeout))
+        is_killed = not is_failure(error)
         is_final = not is_killed and self._consumer.options.gives_up_on(error)
         for message in others:
             if not is_killed:
@@ -406,7 +408,8 @@ class HandlerRunner:
         for receiver in receivers:
             try:
                 self._check_result(receiver, receiver(consumer, message=message), message)
-            except (Exception, gevent.Timeout) as failure:
+            except BaseException as failure:
+                check_is_failure(failure)
                 self._on_failure(message, failure, f"give-up handler {handler_name(receiver)}")
                 if failure in self._batch_timeouts:
                     raise  # as in _on_handler_exception()
@@ -525,7 +528,8 @@ def _failure(error: BaseException) -> Failure:
     """Format an error in one short line. The error's own text may be long: it may contain a text or body of a peer."""
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001  # a user's own class may raise anything
+    except BaseException as raised:  # noqa: BLE001  # a user's own class may raise anything
+        check_is_failure(raised)
         text = ""
     text = " ".join(text[:MAX_ERROR_CHARACTERS].split())
     text = "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from gnsq.backofftimer import exponential_delay
+from gnsq.concurrency.greenlets import check_is_failure
 from gnsq.errors import NSQGiveUp, NSQRequeueMessage
 from gnsq.logs import LogOwner
 from gnsq.nsqd.pool import ReconnectOptionsDict
@@ -192,7 +193,8 @@ class ConsumerOptions(Options):
             return float(value)
         try:
             return float(checked_value(self.__dataclass_fields__[name], value(count)))
-        except Exception:  # noqa: BLE001  # a user's function may raise any exception
+        except BaseException as error:  # noqa: BLE001  # a user's function may raise any exception
+            check_is_failure(error)
             text = "the function of option %s failed for %d; its default is used"
             owner.log(logger).limited(logging.ERROR, name, text, name, count, exc_info=True)
             return default

@@ -310,7 +310,7 @@ class WorkerPool:
         self.inbox.extendleft([message for message in reversed(unanswered) if message not in self.inbox])
         self._continue_in_another()
 
-    def _on_bug(self, error: Exception) -> None:
+    def _on_bug(self, error: BaseException) -> None:
         """Requeue the messages of a worker that ends by a bug. To put them back could cause the same error again."""
         work = self._workers[gevent.getcurrent()]
         unanswered, work.messages = _unanswered(work.messages), [None]

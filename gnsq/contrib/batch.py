@@ -14,7 +14,7 @@ import gevent
 from gevent.pool import Pool
 
 from gnsq.clock import Clock, RealClock
-from gnsq.concurrency.greenlets import spawn
+from gnsq.concurrency.greenlets import OwnedGreenlet, check_is_failure, spawn
 from gnsq.concurrency.threads import checked_seconds
 from gnsq.consumer.handlers import check_ran, check_runs
 from gnsq.errors import NSQException, NSQGiveUp, NSQRequeueMessage
@@ -104,7 +104,9 @@ class BatchHandler:
         check_runs(self.handle_batch, "handle_batch")
         self.batch_size = batch_size
         self.timeout = None if timeout is None else checked_seconds("timeout", timeout)
-        self.spawn: Spawn = Pool(spawn).spawn if isinstance(spawn, int) else spawn
+        # An OwnedGreenlet can tell a GreenletExit that handle_batch raises from its own end.
+        own: Spawn = Pool(spawn, OwnedGreenlet).spawn if isinstance(spawn, int) else OwnedGreenlet.spawn
+        self.spawn = spawn if callable(spawn) and spawn is not gevent.spawn else own
         self._clock = clock if clock is not None else RealClock()
         self._logger = LogOwner("", self._clock.monotonic).log(logger)
         self._messages: list[Message] = []
@@ -194,7 +196,8 @@ class BatchHandler:
         for message in messages:
             try:
                 item = self.handle_message(message)
-            except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # handle_message may raise anything
+            except BaseException as error:  # noqa: BLE001  # handle_message may raise anything
+                check_is_failure(error)
                 self._log_failure(error, "handle_message raised, message is %s", message=message)
                 self._on_failure([message], error, self.handle_message_error, message)
             else:
@@ -204,7 +207,8 @@ class BatchHandler:
             return
         try:
             check_ran(self.handle_batch, self.handle_batch(batch))
-        except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # handle_batch may raise anything
+        except BaseException as error:  # noqa: BLE001  # handle_batch may raise anything
+            check_is_failure(error)
             what = counted(len(taken), "message is", "messages are")
             self._log_failure(error, f"handle_batch raised, {what} %s")
             self._on_failure(taken, error, self.handle_batch_error, taken, batch)
@@ -220,7 +224,8 @@ class BatchHandler:
                 self._consumer.note_failure(message, error)
         try:
             callback(error, *arguments)
-        except (Exception, gevent.Timeout):
+        except BaseException as raised:
+            check_is_failure(raised)
             logger.exception("%s raised", getattr(callback, "__name__", callback))
         if self._consumer is not None and self._gives_up_on(error):
             for message in messages:

@@ -46,7 +46,7 @@ from gevent.event import AsyncResult, Event
 from gnsq.addresses import format_address
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.forks import register_after_fork
-from gnsq.concurrency.greenlets import spawn
+from gnsq.concurrency.greenlets import is_failure, spawn
 from gnsq.concurrency.hub_monitor import HubMonitor
 from gnsq.errors import (
     NSQConnectionClosed,
@@ -108,7 +108,7 @@ class InternalError(NSQException):
     """
 
     @classmethod
-    def of(cls, bug: Exception, when: str = "") -> Self:
+    def of(cls, bug: BaseException, when: str = "") -> Self:
         """Make the error for what a bug has raised."""
         error = cls(f"internal error{when}: {bug!r}")
         error.__cause__ = bug
@@ -471,11 +471,12 @@ class Connection:
         """Run a loop in its greenlet. If that is killed, close the connection: callers may wait for responses."""
         try:
             loop()
-        except (gevent.GreenletExit, KeyboardInterrupt, SystemExit):
-            self.abort()
+        except BaseException as error:
+            if not is_failure(error):
+                self.abort()
             raise
 
-    def _lose(self, error: Exception) -> None:
+    def _lose(self, error: BaseException) -> None:
         failure = error if isinstance(error, NSQException) else InternalError.of(error)
         self._log_loss_while_closing(failure)
         self.abort(failure)

@@ -53,6 +53,7 @@ from gevent import getcurrent
 from gevent.event import Event
 
 from gnsq.clock import Clock
+from gnsq.concurrency.greenlets import check_is_failure
 from gnsq.errors import (
     NSQConnectionClosed,
     NSQErrorCode,
@@ -334,7 +335,8 @@ class Dispatcher:
             links = [link for link in links if link.address not in publish.refused_by] or links
         try:
             link = publish.link = self._choose(links)
-        except Exception as error:  # noqa: BLE001  # the user's strategy may raise anything; only this publish fails
+        except BaseException as error:  # noqa: BLE001  # the user's strategy may raise anything; only this publish fails
+            check_is_failure(error)
             failure = NSQNotSent(f"publish to {publish.topic}: the strategy can't choose: {error!r}")
             failure.__cause__ = error
             self._fail_all(publish, failure)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import gevent
 from gevent.event import AsyncResult
 
-from gnsq.concurrency.greenlets import run_until_done, spawn
+from gnsq.concurrency.greenlets import check_is_failure, run_until_done, spawn
 from gnsq.concurrency.threads import (
     ALIVE_CHECK_INTERVAL,
     CROSS_THREAD_GRACE,
@@ -96,7 +96,8 @@ class ResultWaiters:
                 callback = waiters.callbacks.popleft()
                 try:
                     callback(result)
-                except Exception:  # a user's function may raise any exception
+                except BaseException as error:  # a user's function may raise any exception
+                    check_is_failure(error)
                     logger.exception("%s: a callback of a publish's result raised", self._label)
 
     def check_owner(self, result: PublishResult) -> None:

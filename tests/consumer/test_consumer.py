@@ -450,7 +450,8 @@ def test_killed_handlers_leave_no_dead_worker(nsqd, clock, publish, started):
     def handle(consumer, message):
         attempts[message.body] += 1
         if message.attempts == 1:
-            raise gevent.GreenletExit
+            gevent.getcurrent().kill(block=False)
+            gevent.sleep(0)
 
     consumer = started(handle, nsqd, max_in_flight=4, concurrency=2)
     publish(nsqd, *[b"%d" % number for number in range(50)])

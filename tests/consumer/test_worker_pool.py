@@ -61,7 +61,8 @@ def test_message_of_a_worker_killed_before_its_handler_is_handled_by_another():
     def handle(message):
         called.append(message)
         if len(called) == 1:
-            raise gevent.GreenletExit
+            gevent.getcurrent().kill(block=False)
+            gevent.sleep(0)
         return True
 
     workers = pool(handle)
@@ -80,7 +81,8 @@ def test_answered_and_async_messages_of_a_killed_worker_are_not_handled_again():
         if len(calls) == 1:
             del answered._open  # as finish() does
             kept.enable_async()
-            raise gevent.GreenletExit
+            gevent.getcurrent().kill(block=False)
+            gevent.sleep(0)
         return batch
 
     workers = WorkerPool("w", lambda: 1, lambda message: True, handle_all, lambda message: None, RealClock())

@@ -134,7 +134,7 @@ class Receiver:
         self.rows = self.segments = self.not_finished = 0
         self.failing = self.is_stuck = False
         self.finished = Event()
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._spool = spool
         self._on_segment = on_segment
         self._max_rows = max_rows
@@ -319,7 +319,7 @@ class Receiver:
 
     # --- segments out
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """End with an error that the owner reads: no message is finished any more."""
         logger.error("receiver %s: internal error, no more segments are written", self.id, exc_info=error)
         self.error = error
