@@ -16,6 +16,7 @@ from fakensqd.nsqd.auth import Grant
 from fakensqd.ports import HttpPort
 from fakensqd.router import JSON_TYPE, Request
 from fakensqd.server import Server
+from gnsq.concurrency.greenlets import check_is_failure
 from gnsq.tracebacks import clears_locals
 
 __all__ = ["AuthAnswer", "AuthQuery", "FakeAuthServer"]
@@ -131,7 +132,8 @@ class FakeAuthServer(Server):
         if answer is None and self._answer is not None:
             try:
                 answer = self._answer(query)
-            except Exception as error:  # noqa: BLE001  # the top of a request
+            except BaseException as error:  # noqa: BLE001  # the top of a request
+                check_is_failure(error)
                 self.errors.append(error)
                 return 500, {}
         match answer:

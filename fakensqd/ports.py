@@ -26,6 +26,7 @@ from fakensqd.addresses import (
     remove_socket_file,
 )
 from fakensqd.router import Application, Request
+from gnsq.concurrency.greenlets import OwnedGreenlet
 from gnsq.concurrency.sockets import CooperativeHandler
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class TcpPort(Port):
 
     def serve(self, handle: Callable[..., object]) -> None:
         """Call a function with each connection and its address. bind() must have been called."""
-        self._start(StreamServer(self._socket, handle, spawn=Pool()))
+        self._start(StreamServer(self._socket, handle, spawn=Pool(None, OwnedGreenlet)))
 
 
 class HttpPort(Port):
@@ -207,4 +208,5 @@ class HttpPort(Port):
         """Answer requests from now on. bind() must have been called."""
         arguments = {} if self._context is None else {"ssl_context": self._context}
         # log=None: requests are not logged. error_log=None: the application records its errors itself.
-        self._start(_Server(self._socket, _wsgi(application), log=None, error_log=None, spawn=Pool(), **arguments))
+        pool = Pool(None, OwnedGreenlet)
+        self._start(_Server(self._socket, _wsgi(application), log=None, error_log=None, spawn=pool, **arguments))

@@ -9,6 +9,7 @@ imports only pytest; a used fixture imports gevent.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +34,8 @@ __all__ = [
 
 _Server = TypeVar("_Server", bound="Daemon | FakeCluster")
 
+# What pytest.fail(), xfail() and skip() raise.
+_OUTCOMES = (pytest.fail.Exception, pytest.skip.Exception)
 # Stored for a test, and for the session: names of fixtures, and their servers.
 _SERVERS: pytest.StashKey[list[tuple[str, Any]]] = pytest.StashKey()  # Any: a server or its ServerThread
 # Stored for the session: True if the newest test has failed.
@@ -138,17 +141,55 @@ def _end_test(session: pytest.Session, runner: Any, end: Callable[[], None]) -> 
     from fakensqd.faults.control import RuleNeverActed
 
     # Before reset(), which drops them.
-    errors = list(runner.errors)
+    errors = [error for error in runner.errors if not isinstance(error, _OUTCOMES)]
     report = runner.report() if runner.unfired() else ""
     unfired = ""
     try:
         end()
     except RuleNeverActed as told:
         unfired = str(told)
-    for error in errors or runner.errors:
+    for error in errors or [error for error in runner.errors if not isinstance(error, _OUTCOMES)]:
         raise AssertionError(f"internal error of the emulator: {error!r}") from error
     if unfired and not session.stash.get(_FAILED, False):
         pytest.fail(f"{unfired}\n{report}", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    """End a test by the first pytest.fail() or pytest.skip() of a handler or receiver of gnsq."""
+    greenlets = sys.modules.get("gnsq.concurrency.greenlets")
+    if greenlets is None:  # the test uses no client and no server
+        yield
+        return
+    import gevent
+
+    from fakensqd.transcript import outcomes
+
+    test = gevent.getcurrent()
+
+    def watch(error: BaseException) -> None:
+        if outcomes or not isinstance(error, _OUTCOMES):
+            return
+        outcomes.append(error)
+        hub = gevent.get_hub()
+        if hub.parent is test:  # the test waits, since something else runs in its thread
+            hub.loop.run_callback(lambda: outcomes and test.throw(error))
+
+    greenlets.failure_watchers.append(watch)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, pytest.exit.Exception):
+        raise
+    except BaseException as error:
+        if outcomes and error is not outcomes[0]:
+            raise outcomes[0] from error
+        raise
+    else:
+        if outcomes:
+            raise outcomes[0]
+    finally:
+        greenlets.failure_watchers.remove(watch)
+        outcomes.clear()
 
 
 @pytest.hookimpl(wrapper=True)

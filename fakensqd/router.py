@@ -139,7 +139,8 @@ class Router:
 
     Args:
         routes: Routes by path, then by method. The path ``/a/:`` matches ``/a/x``, and x is the request's argument.
-        on_error: Called if a handler raises another exception than HttpError, which is a bug of the emulator.
+        on_error: Called if a handler raises another exception than HttpError, which is a bug of the emulator. Raises
+            what must end the greenlet, see is_failure().
     """
 
     def __init__(self, routes: Mapping[str, Mapping[str, Route]], on_error: Callable[[BaseException], None]) -> None:
@@ -170,7 +171,7 @@ class Router:
             value = route.handler(request)
         except HttpError as error:
             return self._error(error.status, error.text)
-        except Exception as error:  # noqa: BLE001  # nsqd, too, responds when a handler panics
+        except BaseException as error:  # noqa: BLE001  # nsqd, too, responds when a handler panics
             self._on_error(error)
             return self._error(500, "INTERNAL_ERROR")
         extra = () if route.plain else (NSQ_TYPE,)

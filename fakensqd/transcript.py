@@ -287,6 +287,10 @@ class UnknownChannel(LookupError):
         super().__init__(text)
 
 
+# What ends the waits of the running test: a pytest.fail() of a handler. Changed by the pytest plugin.
+outcomes: list[BaseException] = []
+
+
 def wait_until(
     predicate: Callable[[], _Value], expected: object = True, *, timeout: float, transcript: Transcript | None = None
 ) -> _Value:
@@ -311,6 +315,8 @@ def wait_until(
         transcript.on_entry = recorded.set
     try:
         while True:
+            if outcomes:
+                raise outcomes[0]
             try:
                 value = predicate()
             except UnknownChannel as error:

@@ -12,9 +12,10 @@ from gevent import killall
 import gnsq
 from fakensqd import FakeNsqd
 from fakensqd.clock import ManualClock
+from fakensqd.faults import drop, on
 from gnsq import Consumer, Producer
 from gnsq.contrib.batch import BatchHandler
-from gnsq.errors import NSQGiveUp, NSQNotSent
+from gnsq.errors import NSQException, NSQGiveUp, NSQNotSent
 from tests.helpers import wait_until
 
 
@@ -179,6 +180,20 @@ def test_base_exception_of_a_producers_function_ends_nothing_else(fakensqd, publ
         raise error("why")
 
     publish(fakensqd, fail)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_base_exception_of_a_rule_is_recorded_as_an_internal_error(error):
+    def fail(event):
+        raise error("why")
+
+    with FakeNsqd() as nsqd:
+        nsqd.add(on.command("PUB", where=fail), drop(), optional=True)
+        with Producer(nsqd.tcp_address, publish_timeout=1.0) as producer, pytest.raises(NSQException):
+            producer.publish("t", b"x")
+        errors, nsqd.errors[:] = nsqd.errors[:], []
+
+    assert {type(each) for each in errors} == {error}
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from fakensqd.effects import (
     TlsFailed,
     Wait,
 )
-from gnsq.concurrency.greenlets import spawn
+from gnsq.concurrency.greenlets import check_is_failure, spawn
 from gnsq.errors import NSQProtocolError
 from gnsq.transport import Transport
 
@@ -125,7 +125,8 @@ class Connection:
             step()
         except OSError:
             pass  # the client has disconnected, or this side has closed the socket
-        except Exception as error:  # noqa: BLE001  # recorded
+        except BaseException as error:  # noqa: BLE001  # recorded
+            check_is_failure(error)
             self._on_error(error)
 
     def _read(self) -> None:

@@ -32,7 +32,7 @@ from fakensqd.ports import HttpPort, TcpPort
 from fakensqd.router import Application, Request
 from fakensqd.server import Server
 from fakensqd.transcript import Entry, Transcript, wait_until
-from gnsq.concurrency.greenlets import spawn, supervised
+from gnsq.concurrency.greenlets import check_is_failure, spawn, supervised
 from gnsq.transport import TcpTransport
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ class Daemon(Server):
         return greenlet
 
     def _record_error(self, error: BaseException) -> None:
+        check_is_failure(error)
         logging.getLogger(type(self).__module__).error("internal error of the emulator", exc_info=error)
         self.errors.append(error)
 

@@ -18,6 +18,7 @@ __all__ = [
     "OnFailure",
     "OwnedGreenlet",
     "check_is_failure",
+    "failure_watchers",
     "is_failure",
     "run_until_done",
     "spawn",
@@ -34,6 +35,10 @@ MAX_RUN_SECONDS = 0.01
 _EVENT_LOOP_SLEEP = 1e-6
 
 OnFailure = Callable[[BaseException], object]
+
+# Called with failures that are no Exceptions, in the greenlet in which they were raised: a test that waits in the same
+# process must end by a pytest.fail() of a handler.
+failure_watchers: list[Callable[[BaseException], object]] = []
 
 
 class OwnedGreenlet(gevent.Greenlet):  # type: ignore[misc]  # gevent has no types
@@ -65,9 +70,12 @@ def is_failure(error: BaseException) -> bool:
 
 
 def check_is_failure(error: BaseException) -> None:
-    """Raise an exception again unless is_failure()."""
+    """Raise an exception again unless is_failure(), and tell failure_watchers if it is no Exception."""
     if not is_failure(error):
         raise error
+    if not isinstance(error, (Exception, gevent.Timeout)):
+        for watch in list(failure_watchers):
+            watch(error)
 
 
 def spawn(

@@ -50,6 +50,66 @@ def test_fixtures_give_each_test_a_new_running_server(outcomes):
     assert found == {"passed": 4}
 
 
+CONSUMER = """
+    import gevent
+    import pytest
+    from gnsq import Consumer, Producer
+
+    {marker}
+    def test_body(fakensqd):
+        def handle(consumer, message):
+            pytest.{outcome}("the body is wrong")
+
+        with Producer(fakensqd.tcp_address) as producer:
+            producer.publish("t", b"x")
+        with Consumer("t", "c", fakensqd.tcp_address, message_handler=handle, threaded={threaded}):
+            {wait}
+
+    def test_next():
+        gevent.sleep(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("wait", "threaded"),
+    [
+        ("gevent.sleep(100)", False),
+        ("gevent.event.Event().wait()", False),
+        ("fakensqd.wait_until(lambda nsqd: nsqd.depth('t') == 7, timeout=100.0)", False),
+        ("fakensqd.wait_until(lambda nsqd: nsqd.depth('t') == 7, timeout=100.0)", True),
+    ],
+    ids=["sleep", "event", "wait_until", "thread"],
+)
+@pytest.mark.parametrize("marker", ["", "@pytest.mark.fakensqd(threaded=False)"], ids=["", "in hub"])
+@pytest.mark.parametrize("outcome", ["fail", "skip"])
+def test_outcome_that_a_handler_raises_ends_the_test(outcomes, outcome, marker, wait, threaded):
+    found, output = outcomes(CONSUMER.format(outcome=outcome, marker=marker, wait=wait, threaded=threaded))
+
+    assert found == {"failed" if outcome == "fail" else "skipped": 1, "passed": 1}
+    assert outcome == "skip" or "Failed: the body is wrong" in output
+
+
+def test_outcome_that_a_rule_raises_ends_the_test(outcomes):
+    found, output = outcomes(
+        """
+        import pytest
+        from fakensqd.faults import drop, on
+        from gnsq import Producer
+
+        def fail(event):
+            pytest.fail("what was published is wrong")
+
+        def test_rule(fakensqd):
+            fakensqd.add(on.command("PUB", where=fail), drop())
+            with Producer(fakensqd.tcp_address) as producer:
+                producer.publish("t", b"x")
+        """
+    )
+
+    assert found == {"failed": 1}
+    assert "Failed: what was published is wrong" in output
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [
