@@ -61,6 +61,22 @@ def nsqds():
         yield first, second
 
 
+def test_nsqd_that_keeps_nothing_in_memory_loses_no_dead_letter_to_a_look():
+    letters = [b"%d" % number for number in range(50)]
+    with running("nsqd", "--mem-queue-size=0") as nsqd:
+        publish(nsqd, "dead", *letters)
+
+        http = ("--nsqd-http", nsqd.http_address)
+        refused = gnsq(nsqd, "tail", "dead", "-n", "1", *http)
+        NsqdHTTPClient.from_url(nsqd.http_address).create_channel("dead", "review")
+        look = gnsq(nsqd, "tail", "dead", "--channel", "review", "--peek", "-n", "20", *http)
+        rest = gnsq(nsqd, "tail", "dead", "--channel", "review", "-n", "50", *http)
+
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert len(look.stdout.split()) == 20
+    assert sorted(rest.stdout.encode().split()) == sorted(letters)
+
+
 @pytest.mark.skipif(not shutil.which("nsq_tail"), reason="needs nsq_tail")
 def test_tail_writes_the_bytes_that_nsq_tail_writes(real_nsqd, topic, tmp_path):
     for channel in ("ours", "theirs"):

@@ -10,8 +10,8 @@ to the command, and ends at a signal, a count, an idle time or an error.
 #     what it lacks of the environment, and then of the file. An error of the command becomes one line on stderr.
 #  3. `copy` in cli/copy.py starts a producer (`Cluster.producer` in cli/cluster.py), and makes a `Receiver` and, with
 #     it, a Republisher, whose `Republisher.run` in cli/republish.py calls `Receiver.run`.
-#  4. `_start` in cli/receiving.py asks the nsqds about the topic (`NodePoller.poll` in cli/nodes.py), and says on
-#     stderr what cannot be undone later. Then it starts the consumer, and waits until it is ready.
+#  4. `Receiver._start` asks the nsqds about the topic (`NodePoller.poll` in cli/nodes.py), and says on stderr what
+#     cannot be undone later (`find` in cli/waiting.py). Then it starts the consumer, and waits until it is ready.
 #  5. The consumer calls `_Consumer.handle_messages` with all messages that it has read. The first comment in
 #     nsqd/connection.py has the steps before. `Inbox.add` pauses the consumer if too many bytes wait.
 #  6. Each greenlet that runs `Receiver._work` waits in `Receiver._wait`, takes a batch by `Inbox.take`, and passes it
@@ -43,6 +43,7 @@ import click
 import gevent
 from gevent.event import Event
 
+from gnsq.addresses import parse_address
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import until_signal
 from gnsq.cli.nodes import NodePoller
@@ -50,13 +51,14 @@ from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.snapshot import Snapshot
 from gnsq.cli.table import failures
 from gnsq.cli.topics import Topics
+from gnsq.cli.waiting import Finding, find
 from gnsq.concurrency.greenlets import spawn
 from gnsq.consumer import Consumer
 from gnsq.errors import NSQException
 from gnsq.message import Message
+from gnsq.nsqd import NsqdTCPClient
 from gnsq.protocol.names import is_ephemeral
 from gnsq.running import StopSignals
-from gnsq.texts import counted
 
 __all__ = ["Inbox", "Received", "Receiver", "requeue_all"]
 
@@ -78,6 +80,10 @@ QUESTION_LIMIT = 1.0
 READY_CHECK_INTERVAL = 0.02
 # Seconds that the end waits, after the close_timeout, for a command that handles all messages that have arrived.
 HANDLE_GRACE = 5.0
+# Topics of which something is said at the start.
+MAX_SAID = 10
+# The two ways on if an ephemeral channel would take what waits for a topic's first channel.
+KEEP_OR_TAKE = "give --channel NAME, which keeps what is left, or take them with gnsq tail --take"
 
 
 class Received(NamedTuple):
@@ -175,6 +181,8 @@ class Receiver:
         linger: Seconds that a message may wait for others, so that they are handled together. After a signal, all that
             have arrived are handled. None: a message is handled at once, and those that wait after a signal are
             requeued.
+        takes_waiting: Subscribe with an ephemeral channel also if it takes what waits for the topic's first channel.
+        must_exist: Refuse to make the channel.
         options: More options of the consumers.
 
     Attributes:
@@ -202,6 +210,8 @@ class Receiver:
         idle: float | None = None,
         rate: float | None = None,
         linger: float | None = None,
+        takes_waiting: bool = False,
+        must_exist: bool = False,
         **options: Any,  # Any: each option has its own type
     ) -> None:
         self.batch = batch
@@ -216,6 +226,8 @@ class Receiver:
         self._idle = idle
         self._limiter = RateLimiter(rate, stop.requested)
         self._linger = linger
+        self._takes_waiting = takes_waiting
+        self._must_exist = must_exist
         self._most_ahead = math.inf if rate is None else math.ceil(rate * RATE_AHEAD)
         self._inbox = Inbox()
         self._is_over = Event()  # no more messages are wanted
@@ -260,11 +272,11 @@ class Receiver:
         follower = None
         try:
             with self.counter:
+                poller = NodePoller(self._cluster, self._topics.only)
+                with _held_log():
+                    self._start(poller)
                 if self._topics.pattern is not None:
-                    poller = NodePoller(self._cluster)
-                    until_signal(self._stop, self._find_topics, poller, is_first=True)
                     follower = spawn("gnsq-topics", self._follow_topics, poller, on_failure=self.fail)
-                _start(self._cluster, self.consumers, self._stop)
                 self._active_at = self._ready_at = time.monotonic()
                 if self._stop.number is None:
                     self._is_over.wait()
@@ -343,30 +355,84 @@ class Receiver:
             return 1
         return 0
 
-    # --- topics that match a pattern
+    # --- the start, and topics that match a pattern
 
-    def _find_topics(self, poller: NodePoller, *, is_first: bool) -> list[Consumer]:
-        """Ask for topics, and return consumers of those that are new.
+    def _start(self, poller: NodePoller) -> None:
+        """Start the consumers, and return when one of them can receive, or a signal has come.
+
+        Before, asks the nsqds at their HTTP ports, and writes to stderr which topics do not exist, and which messages
+        a new channel takes or does not get: afterwards it would be too late.
 
         Raises:
-            NSQException: The first time, if no server has answered.
+            NSQException: If no server can be reached.
+            click.ClickException: If this command must not subscribe.
         """
-        snapshot = poller.poll()
+        # An answer that only informs is not waited for.
+        is_needed = self._topics.pattern is not None or self._must_exist or self._may_refuse
+        snapshot = until_signal(self._stop, poller.poll, None if is_needed else QUESTION_LIMIT)
+        if snapshot is None:
+            return
+        if self._topics.pattern is not None:
+            self.consumers += [self._make_consumer(name) for name in self._new_topics(poller, snapshot)]
+            if not self.consumers:
+                if not snapshot.reached and all(snapshot.lookupds.values()):
+                    raise NSQException(f"no nsqd can be reached: {'; '.join(failures(snapshot))}")
+                click.echo(f"there are no {self._topics} yet; asking again every {self._topics.refresh:g} s", err=True)
+                return
+        findings = [self._find(snapshot, name) for name in self._names()]
+        self._check(snapshot, findings)
+        if (error := until_signal(self._stop, _try_start, self._cluster, self.consumers)) is not None:
+            raise error
+        # Only now: if no nsqd can be reached, the error says why.
+        _say(finding.text for finding in findings if not finding.is_known)
+
+    def _find(self, snapshot: Snapshot, topic: str) -> Finding:
+        return find(snapshot, topic, self._channel, self._cluster.nsqds)
+
+    def _names(self) -> list[str]:
+        return [consumer.topic for consumer in self.consumers]
+
+    @property
+    def _may_refuse(self) -> bool:
+        return is_ephemeral(self._channel) and not self._takes_waiting
+
+    def _check(self, snapshot: Snapshot, findings: Sequence[Finding]) -> None:
+        """Write to stderr what is known about the topics, unless this command must not subscribe then."""
+        if self._must_exist and not all(each.exists for each in findings):
+            missing = [name for name, each in zip(self._names(), findings, strict=True) if not each.exists]
+            why = "".join(f"; {failure}" for failure in failures(snapshot))
+            raise _Refused(
+                f"no nsqd has channel {self._channel} of topic {', '.join(missing)}{why}. A look makes none: "
+                "gnsq stats shows those that exist"
+            )
+        if self._may_refuse and (lost := [each for each in findings if each.loses]):
+            if not all(each.is_known for each in lost):
+                _check_reachable(self._cluster, snapshot)
+            raise _Refused(
+                f"{'; '.join(each.text for each in lost)}. An ephemeral channel would take them, and lose what is left "
+                f"in it at the end. Nothing was taken: {KEEP_OR_TAKE}"
+            )
+        _say(finding.text for finding in findings if finding.is_known)
+
+    def _new_topics(self, poller: NodePoller, snapshot: Snapshot) -> list[str]:
         names = poller.registered().union(row.topic for row in snapshot.topics)
-        known = {consumer.topic for consumer in self.consumers}
-        new = [self._make_consumer(name) for name in self._topics.matching(names - known)]
-        self.consumers += new
-        if is_first and not self.consumers:
-            if not snapshot.reached and all(snapshot.lookupds.values()):
-                raise NSQException(f"no nsqd can be reached: {'; '.join(failures(snapshot))}")
-            click.echo(f"there are no {self._topics} yet; asking again every {self._topics.refresh:g} s", err=True)
-        return new
+        return self._topics.matching(names.difference(self._names()))
 
     def _follow_topics(self, poller: NodePoller) -> None:
+        refused: set[str] = set()
         while True:
             gevent.sleep(self._topics.refresh)
-            for consumer in self._find_topics(poller, is_first=False):
-                logger.info("topic %s is new", consumer.topic)
+            snapshot = poller.poll()
+            for name in self._new_topics(poller, snapshot):
+                finding = self._find(snapshot, name)
+                if self._may_refuse and finding.loses:
+                    if name not in refused:
+                        refused.add(name)
+                        click.echo(f"topic {name} is left out: {finding.text}: {KEEP_OR_TAKE}", err=True)
+                    continue
+                logger.info("topic %s is new", name)
+                consumer = self._make_consumer(name)
+                self.consumers.append(consumer)
                 consumer.start(False)
 
     # --- from the consumers to the command
@@ -445,7 +511,7 @@ class Receiver:
             gevent.sleep(CHECK_INTERVAL)
             # While this process did not run, because the machine was busy or it was stopped, messages may have come.
             self._active_at += max(time.monotonic() - began - CHECK_INTERVAL, 0.0)
-            for messages in [*self._passed, [received.message for received in self._inbox.waiting]]:
+            for messages in [*self._passed, self._kept, [received.message for received in self._inbox.waiting]]:
                 self._touch(messages)
             if self._idle is not None and not self._is_over.is_set():
                 self._check_idle(self._idle)
@@ -511,33 +577,47 @@ def requeue_all(messages: Iterable[Message], delay: float = 0.0, *, backoff: boo
 # --- the start
 
 
-def _start(cluster: Cluster, consumers: Sequence[Consumer], stop: StopSignals) -> None:
-    """Start the consumers, and return when one of them can receive, or a signal has come.
+class _Refused(click.ClickException):
+    """The command does nothing, since messages would be lost, or a channel made by mistake."""
 
-    Before, asks the nsqds at their HTTP ports, and writes to stderr which topics do not exist, and how many waiting
-    messages an ephemeral channel takes away: afterwards it would be too late.
+    exit_code = 2
+
+
+def _say(texts: Iterable[str]) -> None:
+    said = [text for text in texts if text]
+    for text in said[:MAX_SAID]:
+        click.echo(text, err=True)
+    if len(said) > MAX_SAID:
+        click.echo(f"... and so on for {len(said) - MAX_SAID:,} more topics", err=True)
+
+
+def _check_reachable(cluster: Cluster, snapshot: Snapshot) -> None:
+    """Connect to the nsqds that are given, without a subscription.
 
     Raises:
-        NSQException: If none of the consumers can reach a server.
+        NSQException: If no nsqd can be reached, or no nsqlookupd.
     """
-    if not consumers:
-        return  # of topics that do not exist yet
-    with _held_log() as log:
-        if (error := until_signal(stop, _try_start, cluster, consumers)) is not None:
-            log.buffer.clear()  # the error says the same, and nothing is tried again
-            raise error
+    connects = [spawn("gnsq-connect", _failure_to_connect, cluster, each, on_failure=None) for each in cluster.nsqds]
+    gevent.joinall(connects, raise_error=True)
+    errors = [each.value for each in connects] or ([] if snapshot.nodes else list(failures(snapshot)))
+    if errors and all(errors):
+        raise NSQException(f"no nsqd can be reached: {'; '.join(errors)}")
+
+
+def _failure_to_connect(cluster: Cluster, nsqd: str) -> str:
+    client = NsqdTCPClient(*parse_address(nsqd), **cluster.connection)
+    try:
+        client.connect()
+        client.identify()
+    except NSQException as error:
+        return str(error)
+    finally:
+        client.close_stream()
+    return ""
 
 
 def _try_start(cluster: Cluster, consumers: Sequence[Consumer]) -> NSQException | None:
-    """Ask, start, and return why no server can be reached; None if one can."""
-    snapshot = NodePoller(cluster, consumers[0].topic if len(consumers) == 1 else None).poll(QUESTION_LIMIT)
-    unknown = []
-    for consumer in consumers:
-        note, is_known = _note(snapshot, consumer, is_given=bool(cluster.nsqds))
-        if is_known and note:
-            click.echo(note, err=True)
-        elif note:
-            unknown.append(note)
+    """Start consumers, and return why no server can be reached; None if one can."""
     starts = [spawn("gnsq-start", consumer.start, False, on_failure=None) for consumer in consumers]
     gevent.joinall(starts, raise_error=True)
     deadline = time.monotonic() + cluster.timeout
@@ -546,9 +626,6 @@ def _try_start(cluster: Cluster, consumers: Sequence[Consumer]) -> NSQException 
             reasons = dict.fromkeys(consumer.stats().not_ready for consumer in consumers)
             return NSQException(f"no nsqd can be reached: {'; '.join(reasons)}")
         gevent.sleep(READY_CHECK_INTERVAL)
-    # Only now: if no nsqd can be reached, the error says why.
-    for note in unknown:
-        click.echo(note, err=True)
     return None
 
 
@@ -560,39 +637,23 @@ def _has_failed(consumer: Consumer) -> bool:
     return consumer.nsqd_tcp_addresses <= stats.failures.keys() and (has_no_nsqd or bool(named))
 
 
-def _note(snapshot: Snapshot, consumer: Consumer, *, is_given: bool) -> tuple[str, bool]:
-    """Return what to say about the topic of a consumer, if anything, and whether the answers suffice to know it."""
-    topic = next((row for row in snapshot.topics if row.topic == consumer.topic), None)
-    if topic is not None:
-        with_channel = {address for channel in topic.channels for address in channel.by_nsqd}
-        waiting = sum(counts["depth"] for address, counts in topic.by_nsqd.items() if address not in with_channel)
-        if waiting > 0 and is_ephemeral(consumer.channel):
-            return (
-                f"topic {topic.topic} has no channel: {counted(waiting, 'waiting message', spec=',')} will come here, "
-                "and what is not shown is lost at the end. With --channel NAME it would stay in that channel",
-                True,
-            )
-        return "", True
-    is_known = bool(snapshot.reached) or (bool(snapshot.lookupds) and not any(snapshot.lookupds.values()))
-    if is_known:
-        where = " on the nsqds that have answered" if snapshot.unreached else ""
-        then = "nsqd creates it" if is_given else "this waits for an nsqd that has it"
-        return f"topic {consumer.topic} does not exist{where}; {then}", True
-    return f"not known whether topic {consumer.topic} exists: {'; '.join(failures(snapshot))}", False
-
-
 @contextlib.contextmanager
-def _held_log() -> Iterator[MemoryHandler]:
-    """Hold log lines back in a block, and write at its end those that are still in the buffer."""
+def _held_log() -> Iterator[None]:
+    """Hold log lines back in a block, and write them at its end, but not after an error: it says the same, and nothing
+    is tried again.
+    """
     logger = logging.getLogger("gnsq")
+    if logger.isEnabledFor(logging.INFO):  # -v: for people who want to see when
+        yield
+        return
     before = logger.handlers
     held = MemoryHandler(1000, flushLevel=logging.CRITICAL + 1, target=before[0] if before else None)
-    if logger.isEnabledFor(logging.INFO):  # -v: for people who want to see when
-        yield held
-        return
     logger.handlers = [held]
     try:
-        yield held
+        yield
+    except (NSQException, click.ClickException):
+        held.buffer.clear()
+        raise
     finally:
         logger.handlers = before
         held.close()

@@ -39,6 +39,11 @@ class Topics:
     def __str__(self) -> str:
         return ", ".join(self.names) if self.pattern is None else f"topics that match {self.pattern.pattern}"
 
+    @property
+    def only(self) -> str | None:
+        """The name, if it is the only topic; else None."""
+        return self.names[0] if len(self.names) == 1 and self.pattern is None else None
+
     def matching(self, names: Iterable[str]) -> list[str]:
         """Return the topics that the pattern chooses. Topics that are called . or .. must be named, because a file of
         such a topic may lie outside of its directory."""

@@ -115,7 +115,8 @@ class ConsumerOptions(Options):
     dead_letter_topic: str | None = option(
         None,
         "topic that gets a dead letter for each message that is given up, before the message is finished; if the "
-        "letter can't be published, the message is requeued; default: none",
+        "letter can't be published, the message is requeued; create a channel for it, gnsq channel create TOPIC "
+        "requeue-dead, which keeps the letters; default: none",
         common=True,
     )
     give_up_on: Exceptions = option(

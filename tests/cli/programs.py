@@ -47,6 +47,11 @@ def gnsq(nsqd, *arguments, **options):
     return command(*arguments, *servers_of(nsqd), **options)
 
 
+def create_channel(nsqd, topic, channel):
+    for arguments in (("topic", "create", topic), ("channel", "create", topic, channel)):
+        assert gnsq(nsqd, *arguments).exit_code == 0
+
+
 def servers_of(nsqd):
     return "--nsqd", nsqd.tcp_address, "--nsqd-http", nsqd.http_address
 

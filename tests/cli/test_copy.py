@@ -5,7 +5,7 @@ import pytest
 from fakensqd import FakeNsqd, on
 from fakensqd.faults import disconnect, error, refuse
 from fakensqd.faults.toxics import stall
-from tests.cli.programs import background, command, gnsq, signalled_when
+from tests.cli.programs import background, command, create_channel, gnsq, signalled_when
 from tests.helpers import refused_port, wait_until
 
 
@@ -29,9 +29,22 @@ def test_count_leaves_the_other_messages(fakensqd):
 
     result = gnsq(fakensqd, "copy", "t", "u", "-n", "2")
 
-    assert result.stderr.startswith("2 messages copied")
+    assert "\n2 messages copied" in result.stderr
     assert len(fakensqd.messages("u")) == 2
     assert sorted(fakensqd.messages("t", "copy") + fakensqd.messages("u")) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_new_channel_does_not_get_what_waits_in_others(fakensqd):
+    create_channel(fakensqd, "t", "billing")
+    fakensqd.publish("t", *[b"x"] * 5000)
+
+    result = gnsq(fakensqd, "copy", "t", "u", "--idle", "0.1")
+
+    assert result.stderr.splitlines()[0] == (
+        "channel copy of topic t is new: it gets what is published from now on, not what waits in other channels "
+        "(billing 5,000): --channel NAME takes that. It stays and collects messages, until gnsq channel delete t copy"
+    )
+    assert "0 messages copied" in result.stderr
 
 
 def test_signal_ends_in_order_and_loses_nothing(fakensqd):

@@ -45,7 +45,7 @@ def test_bodies_go_back_to_their_topics(fakensqd):
     result = requeue(fakensqd, "--all")
 
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr.startswith("2 messages requeued")
+    assert "\n2 messages requeued" in result.stderr
     assert (fakensqd.messages("orders"), fakensqd.messages("clicks")) == ([b"1"], [b"\xff"])
     assert left(fakensqd) == []
 

@@ -84,9 +84,9 @@ class Reader:
             assert program.wait() == 0
 
 
-def get(line, reader):
-    (url,) = re.findall(r"http://\S+?(?=\"|$)", reader.localized(line))
-    with urllib.request.urlopen(url, timeout=10) as answer:
+def request(line, reader, data=None):
+    (url,) = re.findall(r"127\.0\.0\.1:\S+?(?=\"|$)", reader.localized(line))
+    with urllib.request.urlopen(f"http://{url}", data, timeout=10) as answer:
         return answer.read().decode()
 
 
@@ -112,12 +112,14 @@ def test_tutorial(tmp_path, tmp_path_factory):
                 elif line == "python worker.py":
                     with reader.background(line, after.code.rstrip().rpartition("...")[2]):
                         check_lines(after.code, reader.out.read_text())
+                elif line.startswith("curl -s -d"):
+                    assert request(line, reader, b"") == ""
                 elif line.startswith("curl"):
-                    check_lines(after.code if after.language == "text" else "orders", get(line, reader))
+                    check_lines(after.code if after.language == "text" else "orders", request(line, reader))
                 else:
                     check_printed(block, reader.run(line))
 
-    assert len(commands) == 10
+    assert len(commands) == 11
     # Neither fakensqd nor pytest leaves anything else.
     assert {path.name for path in tmp_path.iterdir()} == {"publish.py", "worker.py", "test_worker.py"}
 
