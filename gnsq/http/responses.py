@@ -159,7 +159,7 @@ _HINTS = {
     "CHANNEL_NOT_FOUND": "the channel does not exist there yet",
     "INVALID_DEFER": "not a number of milliseconds within nsqd's --max-req-timeout",
     "INVALID_OPTION": "nsqd has no such option, or does not allow to change it",
-    "EXITING": "nsqd is shutting down",
+    "EXITING": "nsqd is shutting down, or could not write to its disk",
 }
 
 

@@ -61,6 +61,7 @@ def test_response_is_parsed_by_its_content_type(content_type, body, expected):
         pytest.param(500, JSON, b'{"status_code":500,"status_txt":"INVALID_TOPIC"}', "<500> INVALID_TOPIC", id="old"),
         pytest.param(500, TEXT, b"NOK - disk full\n", "http error <500> NOK - disk full", id="ping"),
         pytest.param(400, "", b"Client sent an HTTP request to an HTTPS server.\n", "(use https)", id="Go's TLS port"),
+        pytest.param(503, JSON, b'{"message":"EXITING"}', "down, or could not write to its disk)", id="exiting"),
         pytest.param(502, HTML, b"<html>", "http error <502> Reason", id="html"),
         pytest.param(500, JSON, b"{", "http error <500> Reason", id="broken json"),
         pytest.param(500, JSON, b"[" * 100_000, "http error <500> Reason", id="deep json"),
