@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 
 from integration.chaos.faults import Fault
-from integration.chaos.ledger import SAMPLES, Judge, read
+from integration.chaos.ledger import RECORD_HEADER, SAMPLES, Judge, is_torn, read
+from integration.chaos.workers import body_of, key_of
 from integration.chaos.world import ALL
 from tests.helpers import run
 
 ROOT = Path(__file__).parents[1]
 NODES = {"n:1": "nsqd0", "n:2": "nsqd1"}
+# The size and the first bytes of a body that had no room, then those of one that was written over it.
+TORN = (body_of("cut-0")[:3] + body_of("written-0-30")[3:])[: len(body_of("cut-0"))].decode()
 
 
 @pytest.mark.slow
@@ -110,6 +113,16 @@ def growth(files):
     files.lines["a"] += [["T", 1.0, {**usage, "descriptors": 5 * number}, {}] for number in range(SAMPLES)]
 
 
+def torn(files):
+    files.publish("cut-0", outcome="refused")
+    files.publish("written-0-30", outcome="unknown")
+    files.deliver("a", 3.0, TORN, "finish")
+
+
+def torn_letter(files):
+    files.lines["b"].append(["L", 3.0, '{"body": ', "", "n:1"])
+
+
 def bug(files):
     files.lines["a"].append(["X", 1.0, "a greenlet has died"])
 
@@ -125,6 +138,8 @@ VIOLATIONS = {
     excess: "more in flight than max_in_flight",
     cut: "connection lost without a fault",
     growth: "grows",
+    torn: "refused or not sent, and handled",
+    torn_letter: "refused or not sent, and handled",
     bug: "bug",
 }
 
@@ -146,6 +161,19 @@ def test_a_kill_of_the_nsqd_explains(files, make):
     files.faults = [Fault("killed", "nsqd0", 1.5, 2.0), Fault("stopped", "nsqd0", 7.0, 7.5)]
 
     assert files.violations() == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"), [("requeue", []), ("finish", ["came again without a reason"])], ids=["requeued", "finished"]
+)
+def test_a_late_requeue_is_for_the_next_delivery_to_the_same_consumer(files, answer, expected):
+    files.publish("q-0")
+    files.deliver("a", 2.0, "q-0", answer, took=2.6)
+    files.deliver("a", 4.1, "q-0", "finish", attempts=2, took=0.5)
+    files.deliver("a", 5.0, "q-0", "finish", attempts=3)
+    files.deliver("b", 2.0, "q-0", "finish")
+
+    assert files.violations() == expected
 
 
 def test_a_message_that_is_in_flight_twice_is_one_too_many(files):
@@ -173,3 +201,73 @@ def test_a_kill_brings_nothing_again_that_was_only_in_memory(files):
     files.faults = [Fault("killed", "nsqd0", 5.5, 6.0)]
 
     assert files.violations() == ["came again without a reason"]
+
+
+FULL = Fault("has a full disk", "nsqd0", 0.5, 1.5)
+
+
+@pytest.mark.parametrize("make", [torn, torn_letter], ids=lambda each: each.__name__)
+def test_a_full_disk_explains(files, make):
+    make(files)
+    files.faults = [FULL]
+
+    assert files.violations() == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(Fault("has a full disk", "nsqd1", 0.5, 1.5), id="of another nsqd"),
+        pytest.param(Fault("has a full disk", "nsqd0", 4.0, 4.5), id="later"),
+        pytest.param(Fault("killed", "nsqd0", 0.5, 1.5), id="a kill"),
+    ],
+)
+def test_no_other_fault_explains_a_torn_body(files, fault):
+    torn(files)
+    files.faults = [fault]
+
+    assert files.violations() == ["refused or not sent, and handled"]
+
+
+def test_a_full_disk_explains_no_other_bytes(files):
+    files.deliver("a", 3.0, body_of("k-0").decode()[:-1], "finish")
+    files.faults = [FULL]
+
+    assert files.violations() == ["refused or not sent, and handled"]
+
+
+def test_a_dead_letter_of_bytes_that_no_handler_got_is_seen(files):
+    files.lines["b"].append(["L", 3.0, TORN, "a", "n:1"])
+    files.faults = [FULL]
+
+    assert files.violations() == ["refused or not sent, and handled"]
+
+
+HEADER = b"h" * RECORD_HEADER
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        pytest.param(b"bbbbbb", True, id="only the size was in the buffer"),
+        pytest.param(b"aabbbb", True, id="a part of the body, too"),
+        pytest.param(b"bbbbaa", False, id="the end of the first"),
+        pytest.param(b"aabbb", False, id="another size"),
+        pytest.param(b"aacccc", False, id="what was not written"),
+        pytest.param(b"aabbbb" + b"bb" + HEADER + b"dddd", True, id="a shorter record and the next one"),
+        pytest.param(b"aabbbb" + b"bb" + HEADER + b"cccc", False, id="a shorter record and what was not written"),
+        pytest.param(b"aabbbb" + b"bb" + b"hhhh", True, id="a shorter record and a part of the next header"),
+    ],
+)
+def test_torn_bodies_are_known(body, expected):
+    cut = b"aaaaaa" if len(body) <= 6 else b"a" * len(body)
+
+    assert is_torn(body, [cut], [b"bbbbbbbb", b"dddddd"]) is expected
+
+
+@pytest.mark.parametrize(
+    "body", [b"k", b"k-0", body_of("k-2")[:-1], body_of("k-2") + b"x", b"k-\xb2:1:", b"k-99999999999:1:"]
+)
+def test_what_is_not_a_whole_body_is_its_own_key(body):
+    assert key_of(body) == body.decode("latin-1")
+    assert key_of(body_of("k-2")) == "k-2"

@@ -27,8 +27,9 @@ Invariants (``ledger.py``).
   there, or if a killed nsqd reads its disk again.
 - Each publish ends at its deadline. After the last fault all channels become empty, and all workers end.
 - nsqd's /stats: a consumer has never more in flight than max_in_flight of the last seconds, but during faults of links.
-- No handler sees a deferred message early, or bytes that nobody has published; no greenlet dies; nothing is written to
-  stderr; memory, descriptors, threads and greenlets of a worker that lives on stay as they were.
+- No handler sees a deferred message early, or bytes that nobody has published, unless nsqd has torn them after its disk
+  was full; no greenlet dies; nothing is written to stderr; memory, descriptors, threads and greenlets of a worker that
+  lives on stay as they were.
 
 What it does not do: nsqd itself keeps its clock, since no unprivileged program can set one for a process alone.
 """

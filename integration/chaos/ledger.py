@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from integration.chaos.faults import Fault
+from integration.chaos.workers import body_of
 from integration.chaos.world import ALL, CHANNELS, MSG_TIMEOUT
 
 # Seconds. What a fault has done to connections is over so long after it.
@@ -23,9 +24,10 @@ DEADLINE_SLACK = 1.5
 FIN_TIME = 1.5
 # After this time no message may be in flight any more that came before max_in_flight was lowered.
 LOWERED = 5.0
-# So long after a full disk nsqd may still lose what it writes: a part of a record is in the file, and the next one
-# can't be read ("invalid message read size"). Source: go-diskqueue, writeOne().
+# So long after a full disk nsqd may still lose what it writes: see is_torn().
 TORN = 10.0
+# Bytes before the body in a record of nsqd's disk queue: size, time, attempts, id. Source: nsqd message.go, WriteTo().
+RECORD_HEADER = 4 + 8 + 2 + 16
 # A lost connection is noticed so long after its fault: by heartbeats, or by a response that is missing.
 NOTICED = 6.0
 # Faults after which nsqd does not know yet that a message was finished, or that a connection is no longer used.
@@ -68,7 +70,7 @@ class Life:
     publishes: list[tuple[float, str, float, float, list[str]]] = field(default_factory=list)
     outcomes: dict[str, tuple[float, str, list[str], str]] = field(default_factory=dict)  # by the key of a body
     deliveries: list[Delivery] = field(default_factory=list)
-    letters: list[tuple[str, str]] = field(default_factory=list)
+    letters: list[tuple[str, str, str]] = field(default_factory=list)  # channel, key, nsqd
     limits: list[tuple[float, int]] = field(default_factory=list)
     gaps: list[tuple[float, float]] = field(default_factory=list)
     lost: list[tuple[float, str, str]] = field(default_factory=list)
@@ -111,7 +113,8 @@ def _read_line(life: Life, deliveries: dict[Any, Delivery], kind: str, time: flo
         delivery = deliveries[nsqd, message_id, attempts]
         delivery.answer, delivery.answered = answer, time
     elif kind == "L":
-        life.letters.append((values[1], values[0]))
+        key, channel, nsqd = values
+        life.letters.append((channel, key, nsqd))
     elif kind == "M":
         life.limits.append((time, values[0]))
     elif kind == "S":
@@ -126,6 +129,37 @@ def _read_line(life: Life, deliveries: dict[Any, Delivery], kind: str, time: flo
         life.has_ended = True
     else:
         life.bugs.append(f"at {time:.2f}: {values[0]}")
+
+
+def is_torn(body: bytes, cut: Iterable[bytes], written: Sequence[bytes]) -> bool:
+    """Return True if nsqd may have read these bytes as a body, after a record had no room on its disk.
+
+    nsqd writes a part of that record, and the next record in the same place. If its reader has the part in its buffer
+    already, it reads the size and the beginning of the first record, and after the part what was written over it.
+    Source: go-diskqueue, writeOne() and the bufio.Reader of readOne().
+
+    Args:
+        cut: Bodies that may have had no room.
+        written: Bodies that nsqd may have written.
+    """
+    parts = (_shared(body, each) for each in cut if len(each) == len(body))
+    part = max(parts, default=None)
+    return part is not None and any(_is_written(body, part, 0, each, written) for each in written)
+
+
+def _shared(one: bytes, other: bytes) -> int:
+    """Return how many first bytes are the same."""
+    pairs = enumerate(zip(one, other, strict=True))
+    return next((index for index, (first, second) in pairs if first != second), len(one))
+
+
+def _is_written(body: bytes, part: int, start: int, record: bytes, written: Sequence[bytes]) -> bool:
+    """Return True if, after its first part, body is what a file has with this record's body at start, and more."""
+    end = start + len(record)
+    if body[max(part, start) : end] != record[max(part - start, 0) : len(body) - start]:
+        return False
+    following = end + RECORD_HEADER
+    return following >= len(body) or any(_is_written(body, part, following, each, written) for each in written)
 
 
 class Judge:
@@ -210,7 +244,7 @@ class Judge:
         return any(began <= until and ended + AFTERMATH >= since for began, ended in times)
 
     def _lost(self) -> Iterator[str]:
-        finished = {letter for life in self.lives for letter in life.letters}
+        finished = {(channel, key) for life in self.lives for channel, key, _ in life.letters}
         given_up = set()
         for each in self._deliveries:
             channel = each.worker.settings["channel"]
@@ -255,9 +289,35 @@ class Judge:
         for each in self._deliveries:
             _, _, outcome, _, text = self._outcomes.get(each.key, (None, 0.0, "", [], ""))
             if each.key not in self._published:
-                yield f"{each.key} was not published: {each}"
+                if self._is_torn(each):
+                    self.notes["torn by a full disk"] += 1
+                else:
+                    yield f"{each.key[:80]!r} was not published: {each}"
             elif outcome in ("refused", "not sent", "other"):
                 yield f"{each.key}, {outcome} ({text}): {each}"
+        for life in self.lives:
+            for channel, key, nsqd in life.letters:
+                # The body of a letter was delivered, and is judged above. The text of a torn letter is not known.
+                is_known = key in self._by_key if channel else bool(self._full_disks(nsqd, math.inf))
+                if not is_known:
+                    yield f"dead letter of {key[:80]!r}, which was not published, by {self.nodes[nsqd]}"
+
+    def _full_disks(self, nsqd: str, until: float) -> list[Fault]:
+        name, kind = self.nodes[nsqd], "has a full disk"
+        return [each for each in self.faults if (each.target, each.kind) == (name, kind) and each.began <= until]
+
+    def _is_torn(self, delivery: Delivery) -> bool:
+        """Return True if nsqd may have torn this body: it was read after its disk was full; see is_torn()."""
+        ended = [fault.ended for fault in self._full_disks(delivery.nsqd, delivery.received)]
+        if not ended:
+            return False
+        began = {
+            body_of(key): time
+            for key, (_, time, _) in self._published.items()
+            if delivery.nsqd in self._outcomes.get(key, (None, 0.0, "", [delivery.nsqd], ""))[3]
+        }
+        cut = (body for body, time in began.items() if time <= max(ended))
+        return is_torn(delivery.key.encode("latin-1"), cut, [*began])
 
     def _doubles(self) -> Iterator[str]:
         ids = defaultdict(set)
@@ -281,7 +341,7 @@ class Judge:
             by_message[each.worker.settings["channel"], each.nsqd, each.id].append(each)
         for (channel, nsqd, _), deliveries in by_message.items():
             deliveries.sort(key=lambda each: (each.attempts, each.time))
-            for first, again in itertools.pairwise(deliveries):
+            for index, (first, again) in enumerate(itertools.pairwise(deliveries)):
                 touches = first.worker.settings["way"] == "touching"
                 is_late = not touches and first.answered - first.received > MSG_TIMEOUT - SLACK
                 if first.answer == "finish" and again.time > first.answered:
@@ -289,7 +349,14 @@ class Judge:
                     # It may have been on its way for nearly as long as its timeout, and its FIN for a moment.
                     names, since = {self.nodes[nsqd], first.worker.name}, first.received - MSG_TIMEOUT
                     is_disturbed = self._is_disturbed(names, since, min(again.time, first.answered + FIN_TIME))
-                    if not is_late and not is_disturbed and not self._is_reread(again):
+                    # nsqd takes the late REQ of a delivery before for this one, if it is at the same client.
+                    is_requeued = any(
+                        each.worker is first.worker
+                        and each.answer in ("fail", "requeue")
+                        and first.received <= each.answered <= again.time
+                        for each in deliveries[:index]
+                    )
+                    if not is_late and not is_requeued and not is_disturbed and not self._is_reread(again):
                         yield f"{first.key} of {self.nodes[nsqd]} in {channel}{self._history(first.key)}"
 
     def _is_reread(self, again: Delivery) -> bool:
