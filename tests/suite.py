@@ -29,8 +29,6 @@ from pathlib import Path
 import pytest
 
 INTERVAL = 5.0
-# Seconds in which processes that a test has stopped must have ended.
-ENDS_WITHIN = 10.0
 # Names the run in the environment of its processes.
 RUN = "GNSQ_TEST_RUN"
 # Caches that "make clean" removes.
@@ -39,6 +37,8 @@ CACHES = {"__pycache__", ".coverage", ".hypothesis", ".mypy_cache", ".pytest_cac
 
 def pytest_addoption(parser):
     parser.addoption("--no-processes", action="store_true", help="fail the tests that start a process")
+    text = "seconds after the last test in which the processes that the tests have stopped must have ended; default: 10"
+    parser.addoption("--ends-within", type=float, default=10.0, help=text)
 
 
 @pytest.hookimpl(trylast=True)  # after the terminal's own
@@ -183,7 +183,7 @@ class LeftProcesses:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session):
-        deadline = time.monotonic() + (0 if self._has_died else ENDS_WITHIN)
+        deadline = time.monotonic() + (0 if self._has_died else session.config.getoption("ends_within"))
         while (left := self._processes()) and time.monotonic() < deadline:
             time.sleep(0.1)
         for pid in left:

@@ -56,7 +56,6 @@ def test_run_ends_though_a_worker_is_killed(pytester, monkeypatch, pytestconfig)
 @pytest.mark.subprocess
 def test_process_that_the_tests_leave_fails_the_run_and_is_killed(pytester, monkeypatch, pytestconfig):
     monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
-    monkeypatch.setattr("tests.suite.ENDS_WITHIN", 0.0)
     pytester.makepyfile(
         "import subprocess\n"
         "def test():\n"
@@ -64,7 +63,7 @@ def test_process_that_the_tests_leave_fails_the_run_and_is_killed(pytester, monk
         "        file.write(str(subprocess.Popen(['sleep', '1000'], stdout=-3, stderr=-3).pid))\n"
     )
 
-    result = pytester.runpytest_inprocess("-p", "tests.suite", "-W", "ignore")
+    result = pytester.runpytest_inprocess("-p", "tests.suite", "--ends-within=0", "-W", "ignore")
 
     assert result.ret == 1
     result.stdout.fnmatch_lines("FAILED the tests have left processes: sleep 1000*")
