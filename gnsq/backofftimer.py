@@ -74,7 +74,7 @@ def jittered(seconds: float) -> float:
 
 # Phases of a consumer's backoff:
 #
-#                      failure                        pause is over
+#              failure with a pause                   pause is over
 #     +-----+ ----------------------> +---------+ ----------------------> +---------+
 #     | OFF |                         | WAITING |                         | PROBING |
 #     +-----+   RDY as usual          +---------+   RDY 0                 +---------+   RDY 1 on one connection
@@ -85,6 +85,8 @@ def jittered(seconds: float) -> float:
 #        +-----------------------------------------------------------------------+
 #                                             success, no failures left
 #
+# In OFF, failures in a row are counted: the answers of all connections, in the order in which they are sent. A success
+# begins a new row. A failure whose delay is 0 begins no pause; by default this is the first of a row.
 # In WAITING, failures and successes are ignored: they belong to messages that were delivered before the pause.
 
 
@@ -102,8 +104,9 @@ class ConsumerBackoff:
     Source: the client guide, "Backoff".
 
     Args:
-        delay: Function that is called with the failures in a row (1 or more), and returns seconds. Each success takes
-            one of these failures back; those that did not lengthen the pause, with the one before them.
+        delay: Function that is called with the failures in a row (1 or more), and returns seconds; 0: no pause begins.
+            After a pause, each success takes one of these failures back; those that did not lengthen the pause, with
+            the one before them.
         maximum: Longest delay, seconds; 0: never pause.
         jitter: Largest share of a delay, 0 to 1, that is subtracted from the delay.
 
@@ -129,7 +132,7 @@ class ConsumerBackoff:
         self._rng = rng if rng is not None else random.Random()
 
     def record_failure(self, now: float) -> bool:
-        """Start a pause after a failure, unless a pause runs or maximum is 0. Return True if a pause starts."""
+        """Count a failure, unless a pause runs or maximum is 0. Return True if a pause starts."""
         if self.phase is BackoffPhase.WAITING or self.maximum <= 0:
             return False
         longest = self._pauses[-1][1] if self._pauses else -1.0
@@ -137,6 +140,8 @@ class ConsumerBackoff:
         in_a_row = self._in_a_row + (longest < self.maximum)
         length = self._delay(in_a_row)
         self._in_a_row = in_a_row
+        if length <= 0 and self.phase is BackoffPhase.OFF:
+            return False
         if length > longest:
             self._pauses.append((in_a_row, length))
         self._pause(length, now)
@@ -144,6 +149,8 @@ class ConsumerBackoff:
 
     def record_success(self, now: float) -> bool:
         """While PROBING, subtract one failure; then start another pause or end the backoff, and return True."""
+        if self.phase is BackoffPhase.OFF:
+            self._in_a_row = 0
         if self.phase is not BackoffPhase.PROBING:
             return False
         self._pauses.pop()
@@ -153,6 +160,11 @@ class ConsumerBackoff:
         else:
             self.reset()
         return True
+
+    @property
+    def needs_successes(self) -> bool:
+        """True if record_success() has an effect: a failure was counted."""
+        return self._in_a_row > 0
 
     @property
     def failures(self) -> int:

@@ -164,7 +164,7 @@ def raising(count):
 )
 @pytest.mark.parametrize(
     ("name", "ask", "default"),
-    [("requeue_delay", ConsumerOptions.requeue_after, 4000), ("backoff", ConsumerOptions.pause_after, 2.0)],
+    [("requeue_delay", ConsumerOptions.requeue_after, 4000), ("backoff", ConsumerOptions.pause_after, 1.0)],
 )
 def test_function_that_gives_no_delay_is_logged_once_and_the_default_is_used(name, ask, default, function, caplog):
     options, owner = ConsumerOptions(**{name: function}), LogOwner("t/c", lambda: 0.0)

@@ -69,7 +69,8 @@ class Consumer(ConsumerSignals, Client):
     wait: some of them run in the greenlet that reads a connection. If one of these raises, the exception is logged.
 
     The signal on_backoff is new since gnsq 1.0. Its keywords are ``phase`` ("start", "continue", "end"), ``failures``
-    (counted failures, minus the successes since) and ``duration`` (of the pause, in seconds; 0 with "end").
+    (failures that began a longer pause, minus the successes since) and ``duration`` (of the pause, in seconds; 0 with
+    "end").
 
     Raises:
         ValueError: If no address is given, or a name, address or option is not valid.

@@ -165,9 +165,8 @@ class MessageDispatcher(ConnectionListener):
 
     def _check_who_wants_finishes(self) -> None:
         """Listen to FINs only while a receiver, an override or the backoff needs it: a call for each takes time."""
-        is_off = self.rdy.backoff.phase is BackoffPhase.OFF
         self.wants_finishes = bool(
-            self._consumer.on_finish.receivers or not is_off or "handle_finish" in self._overrides
+            self._consumer.on_finish.receivers or self.rdy.backoff.needs_successes or "handle_finish" in self._overrides
         )
 
     def _want_answers(self, wanted: bool) -> None:
@@ -181,8 +180,9 @@ class MessageDispatcher(ConnectionListener):
         """Handle that FIN was sent."""
         if self.runner.is_given_up(connection.address, message_id):
             self.rdy.record_neutral(connection)
-        else:
+        elif self.rdy.backoff.needs_successes:
             self.rdy.record_success()
+            self._check_who_wants_finishes()
         call_override(self._logger, self._consumer.handle_finish, connection, message_id)
 
     def on_requeue(self, connection: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
@@ -192,13 +192,12 @@ class MessageDispatcher(ConnectionListener):
                 self.runner.noted_failure(connection.address, message_id) or "requeued by the program"
             )
             self.rdy.record_failure()
+            self._check_who_wants_finishes()
         else:
             self.rdy.record_neutral(connection)
         call_override(self._logger, self._consumer.handle_requeue, connection, message_id, timeout, backoff)
 
     def _on_backoff_phase(self, phase: str, failures: int, duration: float, worked: bool) -> None:
-        if phase != "continue":
-            self._check_who_wants_finishes()
         one_by_one = " one by one" if failures > 1 else ""
         if phase == "end":
             text = "messages are handled again, as many as before"

@@ -28,7 +28,10 @@ Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 # Seconds until a failed message comes again by default: 1, 4, 16, 64, 256, then 900. The first retry comes soon enough
 # for a connection that was lost, and the five deliveries of max_tries last for more than a minute.
 REQUEUE_INITIAL, REQUEUE_GROWTH, REQUEUE_MAXIMUM = 1.0, 4.0, 900.0
-# Seconds of the first pause of a backoff by default; it doubles with each failure.
+# By default, the first pause of a backoff comes with this failure in a row: one failure among messages that work is
+# that of its message. The pause doubles with each further failure.
+BACKOFF_AFTER = 2
+# Seconds of the first pause by default.
 BACKOFF_INITIAL = 1.0
 # Seconds. Longest interval between two lookups while an nsqd is lost; with the default jitter it stays below 30 s.
 LOST_POLL_INTERVAL = 25.0
@@ -108,7 +111,8 @@ class ConsumerOptions(Options):
     backoff: Delay | None = option(
         None,
         "pause after failures, up to max_backoff_duration: a number (0: never pause), a `timedelta`, or a function "
-        "that is called with the failures in a row and returns one of these; default: 1, 2, 4 ..., up to 30 % less",
+        "that is called with the failures in a row and returns one of these (0: no pause yet); default: 0, 1, 2, 4 "
+        "..., up to 30 % less",
         unit="s",
         minimum=0,
     )
@@ -175,7 +179,9 @@ class ConsumerOptions(Options):
 
     def pause_after(self, failures: int, owner: LogOwner) -> float:
         """Return the seconds of a backoff's pause, without jitter, after this number of failures in a row."""
-        default = exponential_delay(failures, BACKOFF_INITIAL, self.max_backoff_duration)
+        default = 0.0
+        if failures >= BACKOFF_AFTER:
+            default = exponential_delay(failures - BACKOFF_AFTER + 1, BACKOFF_INITIAL, self.max_backoff_duration)
         return min(self._delay("backoff", failures, default, owner), self.longest_pause)
 
     @property

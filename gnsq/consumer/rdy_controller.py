@@ -219,7 +219,7 @@ class RdyController:
             self._end_probe()
 
     def record_success(self) -> None:
-        """Count a success. A call has an effect only while backoff.phase is PROBING."""
+        """Count a success. A call has an effect only while backoff.needs_successes."""
         if not self._stopped and self.backoff.record_success(self._clock.monotonic()):
             self._change_phase("end" if self.backoff.phase is BackoffPhase.OFF else "continue")
 

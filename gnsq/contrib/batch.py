@@ -62,7 +62,7 @@ class BatchHandler:
     Args:
         batch_size: Number of messages of a full batch.
         handle_batch: Called with the list of the results of handle_message. If it returns, all messages are finished.
-            If it raises, all are requeued. Backoff counts that as a failure, but for an NSQRequeueMessage only if its
+            If it raises, all are requeued. Backoff counts that as one failure, but for an NSQRequeueMessage only if its
             ``backoff`` is True, or is None and the consumer's option backoff_on_requeue is True.
         handle_message: Called with each message when its batch runs. Returns the item for the batch; default: the
             message. If handle_message raises, this message is requeued, and the others stay in the batch.
@@ -269,11 +269,13 @@ class BatchHandler:
             self.requeue_message(message)
 
     def _requeue(self, messages: Sequence[Message], backoff: bool) -> None:
+        """Requeue the messages that are not answered; backoff: count that as one failure."""
         for message in messages:
             if message.has_responded():
                 continue
             try:
                 message.requeue(backoff=backoff)
+                backoff = False
             except NSQException as error:
                 self._logger.info("not requeued: %s", error, message=message)
 

@@ -10,7 +10,7 @@ from gevent.event import Event
 from fakensqd import FakeNsqd, on
 from fakensqd.faults import delay, error
 from gnsq import Consumer
-from gnsq.errors import NSQRequeueMessage
+from gnsq.errors import NSQGiveUp, NSQRequeueMessage
 from gnsq.message import finish_all
 
 
@@ -220,16 +220,71 @@ def test_exceptions_of_handlers_that_count_as_failures(nsqd, publish, started, r
         raise raised
 
     consumer = started(handle, nsqd, **options)
-    publish(nsqd, b"x")
+    publish(nsqd, b"x", b"y")
 
     assert consumer.stats().backoff_failures == failures
 
 
-def test_requeue_by_hand_counts_as_a_failure_unless_backoff_is_false(nsqd, publish, started):
-    consumer = started(lambda _, message: message.requeue(0, backoff=message.body == b"yes"), nsqd, max_tries=0)
-    publish(nsqd, b"yes")
+@pytest.mark.parametrize(("counts", "failures"), [(True, 1), (False, 0)])
+def test_requeue_by_hand_counts_as_a_failure_unless_backoff_is_false(nsqd, publish, started, counts, failures):
+    consumer = started(lambda _, message: message.requeue(10_000, backoff=counts), nsqd)
+    publish(nsqd, b"x", b"y")
 
-    assert consumer.stats().backoff_failures == 1
+    assert consumer.stats().backoff_failures == failures
+
+
+# Answers of a handler: a number is the nsqd whose message is answered.
+FIRST_PAUSES = [
+    pytest.param("0 fails, 0 fails", True, id="two failures"),
+    pytest.param("0 fails, 1 fails", True, id="of two nsqds"),
+    pytest.param("0 fails, 0 works, 0 fails", False, id="a success between"),
+    pytest.param("0 fails, 1 works, 0 fails", False, id="a success of another nsqd between"),
+    pytest.param("0 fails, 0 works, 0 fails, 0 works, 0 fails, 0 fails", True, id="two at last"),
+    pytest.param("0 fails, 0 waits, 0 fails", True, id="a requeue without backoff between"),
+    pytest.param("0 fails, 0 is bad, 0 fails", True, id="a message given up between"),
+    pytest.param("0 works, 0 is requeued, 0 is requeued", True, id="by hand"),
+    pytest.param("0 fails, 0 is requeued", True, id="one by hand"),
+]
+
+
+@pytest.mark.parametrize(("answers", "is_paused"), FIRST_PAUSES)
+def test_pause_begins_with_the_second_failure_in_a_row(nsqds, publish, started, answers, is_paused):
+    def handle(consumer, message):
+        match message.body:
+            case b"fails":
+                raise RuntimeError
+            case b"is bad":
+                raise NSQGiveUp("it is bad")
+            case b"waits":
+                raise NSQRequeueMessage(backoff=False)
+            case b"is requeued":
+                message.requeue(100_000)
+
+    consumer = started(handle, *nsqds, max_in_flight=9, requeue_delay=100_000)
+    *before, last = answers.split(", ")
+    for answer in before:
+        publish(nsqds[int(answer[0])], answer[2:].encode())
+        assert consumer.stats().backoff == "off"
+    publish(nsqds[int(last[0])], last[2:].encode())
+
+    assert consumer.stats().backoff == ("waiting" if is_paused else "off")
+
+
+@pytest.mark.parametrize("in_flight", [1, 50])
+@pytest.mark.parametrize("bad", [{500}, set(range(0, 1000, 50))], ids=["poison", "2 % fail once"])
+def test_failures_among_messages_that_work_never_pause(nsqd, clock, publish, started, in_flight, bad):
+    def handle(consumer, message):
+        clock.sleep(0.01)
+        if int(message.body) in bad and (len(bad) == 1 or message.attempts == 1):
+            raise RuntimeError
+
+    consumer = started(handle, nsqd, max_in_flight=in_flight)
+    events = phases(consumer)
+    publish(nsqd, *[b"%d" % number for number in range(1000)])
+    clock.advance(0.01 * 1000 / in_flight + 0.2)
+
+    assert events == []
+    assert consumer.stats().counts.finished >= 1000 - len(bad)
 
 
 PAUSES = [
@@ -237,10 +292,11 @@ PAUSES = [
     pytest.param(timedelta(seconds=5), [5, 5, 5, 5], 1, id="timedelta"),
     pytest.param(lambda failures: 3.0 * failures, [3, 6, 9, 12], 4, id="function"),
     pytest.param(lambda failures: timedelta(seconds=failures), [1, 2, 3, 4], 4, id="function of timedelta"),
-    pytest.param(lambda failures: 0 if failures < 3 else 7, [0, 0, 7, 7], 2, id="only from the third failure on"),
+    pytest.param(lambda failures: 0 if failures < 3 else 7, [0, 0, 7, 7], 1, id="only from the third failure on"),
+    pytest.param(lambda failures: 0 if failures == 2 else 5, [5, 0, 5, 5], 1, id="0 after a pause"),
     pytest.param(lambda failures: 9**failures, [9, 20, 20, 20], 2, id="longer than allowed"),
-    pytest.param(lambda failures: 1 / 0, [1, 2, 4, 8], 4, id="raises"),
-    pytest.param(lambda failures: 3 if failures == 1 else None, [3, 2, 4, 8], 3, id="raises later"),
+    pytest.param(lambda failures: 1 / 0, [0, 1, 2, 4], 3, id="raises"),
+    pytest.param(lambda failures: 3 if failures == 1 else None, [3, 1, 2, 4], 2, id="raises later"),
 ]
 
 

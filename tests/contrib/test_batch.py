@@ -328,6 +328,19 @@ def test_message_that_times_out_before_its_batch_runs_is_left_out(still_publish,
     assert consumer.total_in_flight == 0
 
 
+def test_failing_batch_counts_as_one_failure(still_publish, still_consume, clock):
+    def fail(batch):
+        raise RuntimeError("no")
+
+    consumer = still_consume(BatchHandler(3, fail, clock=clock), max_in_flight=30, requeue_delay=100_000)
+    still_publish(b"1", b"2", b"3")
+    assert (consumer.stats().counts.requeued, consumer.stats().backoff) == (3, "off")
+
+    still_publish(b"4", b"5", b"6")
+
+    assert (consumer.stats().counts.requeued, consumer.stats().backoff) == (6, "waiting")
+
+
 def test_killed_batch_requeues_its_messages(fakensqd, publish, consume):
     got, greenlets = [], []
 

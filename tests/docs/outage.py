@@ -54,7 +54,10 @@ def measure(every, **options):
         run.handled += 1
 
     with FakeNsqd(clock=clock) as nsqd:
-        options |= {"dead_letter_topic": "dead", "backoff": lambda failures: 2.0 ** (failures - 1)}
+        options |= {
+            "dead_letter_topic": "dead",
+            "backoff": lambda failures: 2.0 ** (failures - 2) if failures > 1 else 0,
+        }
         consumer = Consumer(
             "t", "c", nsqd.tcp_address, message_handler=handle, max_in_flight=10, clock=clock, **options
         )

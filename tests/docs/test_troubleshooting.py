@@ -123,7 +123,7 @@ def message_fails_always(fakensqd, logged):
 
 
 def consumer_pauses(fakensqd, logged):
-    fakensqd.publish("orders", b"1")
+    fakensqd.publish("orders", b"1", b"2")
     with consuming(fakensqd, fail, max_backoff_duration=128, requeue_delay=60_000):
         logged("no messages for")
 
