@@ -6,6 +6,7 @@ Owns the sockets and the greenlets of connections and requests. Knows no command
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable
 from http.client import responses
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,10 @@ from fakensqd.addresses import (
     remove_socket_file,
 )
 from fakensqd.router import Application, Request
+from gnsq.concurrency.forks import disown, register_after_fork
 from gnsq.concurrency.greenlets import OwnedGreenlet
 from gnsq.concurrency.sockets import CooperativeHandler
+from gnsq.concurrency.threads import get_hub_if_exists
 
 if TYPE_CHECKING:
     import ssl
@@ -80,8 +83,10 @@ class _Server(WSGIServer):  # type: ignore[misc]  # gevent has no types
     """Serves one listening socket. A client that disconnects early or does not speak TLS causes no error."""
 
     handler_class = _Handler
+    accepted: weakref.WeakSet[socket.socket]
 
     def handle(self, sock: socket.socket, address: tuple[str, int]) -> None:
+        self.accepted.add(sock)
         if sock.family != socket.AF_UNIX:
             # gevent sends headers and body separately. Without TCP_NODELAY, the body waits 40 ms for the headers' ack.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -127,6 +132,8 @@ class Port:
         # The bound socket: it listens, or only reserves the port.
         self._socket: socket.socket | None = None
         self._server: StreamServer | None = None
+        self._hub: Any = None  # gevent has no types
+        self._accepted: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     @property
     def address(self) -> str:
@@ -160,8 +167,20 @@ class Port:
             self._socket = open_socket(self._bind, listening=False)
 
     def _start(self, server: StreamServer) -> None:
-        self._server = server
+        self._server, self._hub = server, gevent.get_hub()
+        register_after_fork(self)
         server.start()
+
+    def after_fork_in_child(self, parent: int) -> None:
+        """Leave the port and its connections to the parent, which could not close them while this process has them."""
+        server, self._server = self._server, None
+        for sock in (self._socket, *self._accepted):
+            if sock is not None:
+                disown(sock)
+        if server is not None:
+            server.stop_accepting()
+            if self._hub is get_hub_if_exists():  # no other thread's greenlets are here
+                server.pool.kill(block=False)
 
     def close(self) -> None:
         """Accept no more connections, and keep no port."""
@@ -190,7 +209,12 @@ class TcpPort(Port):
 
     def serve(self, handle: Callable[..., object]) -> None:
         """Call a function with each connection and its address. bind() must have been called."""
-        self._start(StreamServer(self._socket, handle, spawn=Pool(None, OwnedGreenlet)))
+
+        def accept(sock: socket.socket, address: object) -> None:
+            self._accepted.add(sock)
+            handle(sock, address)
+
+        self._start(StreamServer(self._socket, accept, spawn=Pool(None, OwnedGreenlet)))
 
 
 class HttpPort(Port):
@@ -209,4 +233,6 @@ class HttpPort(Port):
         arguments = {} if self._context is None else {"ssl_context": self._context}
         # log=None: requests are not logged. error_log=None: the application records its errors itself.
         pool = Pool(None, OwnedGreenlet)
-        self._start(_Server(self._socket, _wsgi(application), log=None, error_log=None, spawn=pool, **arguments))
+        server = _Server(self._socket, _wsgi(application), log=None, error_log=None, spawn=pool, **arguments)
+        server.accepted = self._accepted
+        self._start(server)

@@ -23,6 +23,7 @@ from fakensqd.golang import encoding_json
 from fakensqd.input_buffer import SIZE
 from fakensqd.lookupd.session import MAGIC_V1
 from fakensqd.options import NsqdOptions
+from gnsq.concurrency.forks import disown, register_after_fork
 
 __all__ = ["LookupPeer"]
 
@@ -129,10 +130,16 @@ class LookupPeer:
 
     def _connect(self) -> None:
         self._socket = connect(split_address(self._address), self._clock, _TIMEOUT)
+        register_after_fork(self)
         body = encoding_json.encode(self._identity)
         self._http_address = _http_address(self._request(MAGIC_V1 + b"IDENTIFY\n" + SIZE.pack(len(body)) + body))
         for topic, channel in self._registrations():
             self._request(_registration(b"REGISTER", topic, channel))
+
+    def after_fork_in_child(self, parent: int) -> None:
+        """Leave the connection to the parent."""
+        if self._socket is not None:
+            disown(self._socket)
 
     def _disconnect(self) -> None:
         if self._socket is not None:

@@ -14,7 +14,7 @@ import gevent
 
 from gnsq.concurrency.threads import get_hub_if_exists
 
-__all__ = ["ForkAware", "register_after_fork"]
+__all__ = ["ForkAware", "disown", "register_after_fork"]
 
 
 class ForkAware(Protocol):
@@ -26,6 +26,22 @@ class ForkAware(Protocol):
         Args:
             parent: Id of the process that continues to use the sockets.
         """
+
+
+class _HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+def disown(sock: _HasFileno) -> None:
+    """Let go of a forked child's copy of a socket, which may be that of a thread that the child does not have.
+
+    Its number means the null device from then on: if it were free, the next file would get it, and a greenlet or a
+    watcher that still has the socket would use that file.
+    """
+    if (number := sock.fileno()) >= 0:
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(null, number, inheritable=False)
+        os.close(null)
 
 
 _registered: weakref.WeakSet[ForkAware] = weakref.WeakSet()
