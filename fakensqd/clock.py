@@ -20,6 +20,7 @@ from gevent.event import Event
 
 from gnsq.clock import Clock as ClientClock
 from gnsq.clock import RealClock as RealClientClock
+from gnsq.clock import monotonic
 from gnsq.texts import counted
 
 __all__ = ["Clock", "ManualClock", "RealClock", "Timer", "run_with_timeout"]
@@ -217,7 +218,7 @@ class ManualClock:
         self._now = 0.0
 
 
-def _run_until_idle(timeout: float, real_time: Callable[[], float] = time.perf_counter) -> None:
+def _run_until_idle(timeout: float, real_time: Callable[[], float] = monotonic) -> None:
     """Let the greenlets of this hub run until none of them can continue and no socket is ready."""
     threads = gevent.get_hub().threadpool
     switches: deque[None] = deque(maxlen=3)

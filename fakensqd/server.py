@@ -11,7 +11,6 @@ import functools
 import math
 import operator
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
@@ -21,6 +20,7 @@ import gevent
 
 from fakensqd.faults.control import tell_unfired
 from fakensqd.faults.rules import Rule
+from gnsq.clock import monotonic
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.texts import counted
 
@@ -297,7 +297,7 @@ class ServerThread(ThreadProxy, Generic[_Server]):
             gevent.sleep(0)
             left: int = gevent.get_hub().loop.activecnt - self._watchers_before
             if left < fewest:
-                fewest, deadline = left, time.monotonic() + _WATCHER_GRACE
-            if left <= 0 or time.monotonic() > deadline:
+                fewest, deadline = left, monotonic() + _WATCHER_GRACE
+            if left <= 0 or monotonic() > deadline:
                 return max(0, left)
             gevent.sleep(0.001)

@@ -12,7 +12,6 @@ import dataclasses
 import difflib
 import json
 import math
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 
 from gevent.event import Event
 
+from gnsq.clock import monotonic
 from gnsq.texts import counted, nearest
 
 __all__ = [
@@ -306,7 +306,7 @@ def wait_until(
         AssertionError: If the time is over.
     """
     __tracebackhide__ = True
-    deadline = time.monotonic() + timeout
+    deadline = monotonic() + timeout
     recorded = Event()
     closest: _Value | None = None
     shortest, unknown = math.inf, ""
@@ -327,7 +327,7 @@ def wait_until(
                     return value
                 if (distance := _distance(value, expected)) <= shortest:
                     shortest, closest = distance, value
-            if time.monotonic() > deadline:
+            if monotonic() > deadline:
                 break
             recorded.clear()
             recorded.wait(_POLL_INTERVAL)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any, Protocol
 
 import gevent
 
-__all__ = ["Clock", "RealClock"]
+__all__ = ["Clock", "RealClock", "monotonic"]
+
+# Seconds since a fixed point in time. Not time.monotonic(), which freezegun freezes in all modules of a test: then
+# a wait would never end.
+monotonic = functools.partial(time.clock_gettime, time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
@@ -36,7 +41,7 @@ class Clock(Protocol):
 class RealClock:
     """The time of the machine, with gevent's sleeps and timeouts."""
 
-    monotonic = staticmethod(time.monotonic)
+    monotonic = staticmethod(monotonic)
     time_ns = staticmethod(time.time_ns)
     sleep = staticmethod(gevent.sleep)
     timeout = staticmethod(gevent.Timeout)

@@ -7,7 +7,6 @@ and each nsqd must have a host and a port. This module does not connect to the n
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import gevent
 from gevent.pool import Group
 
 from gnsq.addresses import Addresses, check_single, format_address, is_host, is_port, is_unix
+from gnsq.clock import monotonic
 from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQHttpError
 from gnsq.http.responses import is_unknown_path, shown
@@ -96,7 +96,7 @@ class _Lookup:
     ) -> None:
         self.failures: dict[str, str] = {}
         self.wrong: set[str] = set()
-        self._owner = owner if owner is not None else LogOwner("", time.monotonic)
+        self._owner = owner if owner is not None else LogOwner("", monotonic)
         self._lookupds = lookupds
         self._topic = topic
         self._port = port

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -17,6 +16,7 @@ import gevent
 from gevent.core import READ
 from gevent.event import Event
 
+from gnsq.clock import monotonic
 from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.threads import allocate_lock, hub_call_queue, start_thread
 from gnsq.consumer import Consumer
@@ -106,7 +106,7 @@ class StopSignals:
             self._restore()
             signal.raise_signal(number)
         elif self.number is None:
-            self.number, self._first = signal.Signals(number), time.monotonic()
+            self.number, self._first = signal.Signals(number), monotonic()
             self._queue.call_soon_threadsafe(self.requested.set)
             if self.interrupt is not None:
                 self.interrupt()
@@ -118,7 +118,7 @@ class StopSignals:
 
     def _may_be_copy(self) -> bool:
         """Return True if a signal that comes now counts as the first one."""
-        return self.number is not None and time.monotonic() - self._first < SECOND_SIGNAL_AFTER
+        return self.number is not None and monotonic() - self._first < SECOND_SIGNAL_AFTER
 
     def _restore(self) -> None:
         atexit.unregister(self._ignore_copies_at_exit)

@@ -11,7 +11,6 @@ import functools
 import os
 import select
 import socket as stdlib_socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ import gevent
 from gevent import monkey, socket
 
 from gnsq.addresses import format_address, is_unix
+from gnsq.clock import monotonic
 from gnsq.concurrency.greenlets import CooperativeYield
 from gnsq.concurrency.reply_poller import ReplyPoller
 from gnsq.concurrency.threads import get_hub_if_exists
@@ -302,11 +302,11 @@ def time_limit(seconds: float, what: str, address: str = "", *, code: str = "") 
 def _tcp_socket(host: str, port: int, timeout: float) -> Any:  # Any: gevent has no type hints
     """Connect to the first address that accepts. Each address gets a share of the time: some may not respond."""
     found = socket.getaddrinfo(host, port, type=stdlib_socket.SOCK_STREAM)
-    end = time.monotonic() + timeout
+    end = monotonic() + timeout
     for index, (family, kind, protocol, _, address) in enumerate(found, 1):
         sock = socket.socket(family, kind, protocol)
         try:
-            sock.settimeout(max(end - time.monotonic(), 0.001) / (len(found) - index + 1))
+            sock.settimeout(max(end - monotonic(), 0.001) / (len(found) - index + 1))
             sock.connect(address)
         except BaseException as error:
             sock.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,7 @@ from fakensqd.effects import (
     TlsFailed,
     Wait,
 )
+from gnsq.clock import monotonic
 from gnsq.concurrency.greenlets import check_is_failure, spawn
 from gnsq.errors import NSQProtocolError
 from gnsq.transport import Transport
@@ -140,9 +140,9 @@ class Connection:
             if self.processing_delay:
                 clock.sleep(self.processing_delay)
             if data:
-                started = time.monotonic()
+                started = monotonic()
                 self._perform(session.receive(data, clock.monotonic()))
-                is_slow = time.monotonic() - started > _PROCESSING_SECONDS
+                is_slow = monotonic() - started > _PROCESSING_SECONDS
                 size = max(size // 2, _MIN_RECEIVE_SIZE) if is_slow else min(size * 2, _RECEIVE_SIZE)
             else:
                 self._perform(session.end_of_input(clock.monotonic()))

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
 import gevent
 
-from gnsq.clock import Clock, RealClock
+from gnsq.clock import Clock, RealClock, monotonic
 
 __all__ = [
     "CooperativeYield",
@@ -155,8 +154,8 @@ class CooperativeYield:
         self._due = 0.0
 
     def __call__(self) -> None:
-        if time.monotonic() < self._due:
+        if monotonic() < self._due:
             gevent.sleep(0)
             return
         gevent.sleep(_EVENT_LOOP_SLEEP)
-        self._due = time.monotonic() + MAX_RUN_SECONDS
+        self._due = monotonic() + MAX_RUN_SECONDS

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 import traceback
 import weakref
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 import gevent
 from gevent import monkey
 
+from gnsq.clock import monotonic
 from gnsq.concurrency.threads import allocate_lock, current_thread, get_ident, local, start_thread
 
 __all__ = ["HubMonitor"]
@@ -42,7 +42,7 @@ class HubMonitor:
         now: Returns monotonic seconds.
     """
 
-    def __init__(self, blocked_after: float = 1.0, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, blocked_after: float = 1.0, now: Callable[[], float] = monotonic) -> None:
         self._blocked_after = blocked_after
         self._now = now
         self._hub = weakref.ref(gevent.get_hub())

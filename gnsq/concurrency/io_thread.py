@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar, cast
 
 from gevent.threadpool import ThreadPool
 from gevent.util import wrap_errors
+
+from gnsq.clock import monotonic
 
 __all__ = ["BlockingIOThread"]
 
@@ -31,7 +32,7 @@ class BlockingIOThread:
     def busy_seconds(self) -> float | None:
         """Seconds since the present call has begun; None if there is none."""
         since = self._busy_since
-        return None if since is None else time.monotonic() - since
+        return None if since is None else monotonic() - since
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function and wait for its result; an exception of the function is raised here."""
@@ -46,7 +47,7 @@ class BlockingIOThread:
 
     def _timed(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run in the thread, also after the greenlet that has called was killed."""
-        self._busy_since = time.monotonic()
+        self._busy_since = monotonic()
         try:
             return function(*args, **kwargs)
         finally:

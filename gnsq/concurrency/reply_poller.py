@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+
+from gnsq.clock import monotonic
 
 __all__ = ["MAX_RUN_SECONDS", "MAX_SKIPPED", "POLL_SECONDS", "QUICK_REPLY", "ReplyPoller"]
 
@@ -33,7 +34,7 @@ class ReplyPoller:
         polls: Number of polls.
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self.polls = 0
         self._now = now
         self._asked = 0.0  # when the last reply was awaited

@@ -10,7 +10,6 @@ import functools
 import logging
 import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from gevent import monkey
 from gevent._hub_local import get_hub_if_exists
 from gevent.event import Event
 
+from gnsq.clock import monotonic
 from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQTimeout
 from gnsq.texts import shown_argument
@@ -277,9 +277,9 @@ class CrossThreadFuture(Generic[T]):
             return True
         if get_hub_if_exists() is None:
             # Wait in short steps: a signal that comes just before the system call is handled only after the call.
-            end = time.monotonic() + timeout
-            while not self._done.acquire(timeout=min(max(end - time.monotonic(), 0.0), SIGNAL_CHECK_INTERVAL)):
-                if time.monotonic() >= end:
+            end = monotonic() + timeout
+            while not self._done.acquire(timeout=min(max(end - monotonic(), 0.0), SIGNAL_CHECK_INTERVAL)):
+                if monotonic() >= end:
                     break
         else:
             event = Event()
@@ -436,9 +436,9 @@ class OwnerThread:
         begun: list[gevent.Greenlet] = []
         call = functools.partial(spawn, "gnsq-call", future.set_from, function, *arguments, on_failure=None)
         self.call_soon(lambda: begun.append(call()))
-        end = time.monotonic() + limit
+        end = monotonic() + limit
         try:
-            while not future.wait(min(end - time.monotonic(), ALIVE_CHECK_INTERVAL)) and time.monotonic() < end:
+            while not future.wait(min(end - monotonic(), ALIVE_CHECK_INTERVAL)) and monotonic() < end:
                 self._check_not_ended()
         except BaseException:
             with contextlib.suppress(NSQConnectionClosed):

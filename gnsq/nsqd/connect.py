@@ -6,11 +6,11 @@ This module sends neither SUB nor PUB, and owns no greenlet. The caller limits t
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from gnsq.addresses import format_address, is_port, is_unix
+from gnsq.clock import monotonic
 from gnsq.errors import (
     NSQConnectionClosed,
     NSQErrorCode,
@@ -92,7 +92,7 @@ class TransportStack:
         self._port = port
         self._options = options
         self._peer = format_address(host, port)
-        self._owner = owner if owner is not None else LogOwner("", time.monotonic)
+        self._owner = owner if owner is not None else LogOwner("", monotonic)
 
     def connect(self, transport: Transport | None = None) -> None:
         """Connect to the address, or to the one that address_resolver returns.

@@ -18,7 +18,7 @@ from gevent.lock import BoundedSemaphore
 
 from gnsq import states
 from gnsq.addresses import format_address, is_host, is_unix, parse_address
-from gnsq.clock import RealClock
+from gnsq.clock import RealClock, monotonic
 from gnsq.concurrency.forks import register_after_fork
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQFrameError, NSQTimeout, make_error
 from gnsq.logs import LogOwner
@@ -128,7 +128,7 @@ class NsqdTCPClient:
         """nsqd has accepted AUTH."""
         self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
         """The connection was closed."""
-        self._logger = LogOwner("", time.monotonic).log(logger, nsqd=self.nsqd)
+        self._logger = LogOwner("", monotonic).log(logger, nsqd=self.nsqd)
         self._sending = BoundedSemaphore(1)
         self._stack: TransportStack | None = None
         self._messages: InFlightMessages | None = None

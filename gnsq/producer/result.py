@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 import gevent
 from gevent.event import AsyncResult
 
+from gnsq.clock import monotonic
 from gnsq.concurrency.greenlets import check_is_failure, run_until_done, spawn
 from gnsq.concurrency.threads import (
     ALIVE_CHECK_INTERVAL,
@@ -265,12 +265,12 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         return not self.waiters.owner_thread.is_current
 
     def _wait_in_other_thread(self, timeout: float | None) -> None:
-        until = time.monotonic() + (NO_TIMEOUT if timeout is None else timeout)
+        until = monotonic() + (NO_TIMEOUT if timeout is None else timeout)
         waiters = self.waiters.of(self)
         self.waiters.notify_if_ended(waiters, self)
         while not self.ready():
             self.waiters.check_owner(self)
-            left = until - time.monotonic()
+            left = until - monotonic()
             if left <= 0:
                 return
             waiters.ended.wait(min(left, ALIVE_CHECK_INTERVAL))
