@@ -15,6 +15,7 @@ import pytest
 
 from integration.queries import kill_group, running_query
 from tests.docs.pages import example
+from tests.docs.prose import replaced
 from tests.helpers import refused_port
 from tests.spark.helpers import is_empty, publish, wait_for
 
@@ -65,7 +66,7 @@ def test_kills_leave_each_event_in_postgres_once(database, fakensqd, tmp_path, m
     database.execute(example("pipeline/stores.md", "Postgres: a key for each row", language="sql"))
     (tmp_path / "postgres.py").write_text(example("pipeline/stores.md", "Postgres: a key for each row"))
     settings = example("pipeline/stores.md", "Postgres: a key for each row", language="toml")
-    settings = settings.replace("127.0.0.1:4150", fakensqd.tcp_address).replace("127.0.0.1:4151", fakensqd.http_address)
+    settings = replaced(settings, {"127.0.0.1:4150": fakensqd.tcp_address, "127.0.0.1:4151": fakensqd.http_address})
     # What a killed receiver had in flight comes back soon.
     (tmp_path / "job.toml").write_text(f"max_rows_per_batch = 100\n{settings}\n[nsq]\nmsgTimeout = 2\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

@@ -534,7 +534,8 @@ class Receiver:
             self.expect(0)
             return
         self._ready_at = now
-        if self._passed or self._inbox.waiting or any(each.backoff != "off" for each in stats):
+        # A probe is not waited for: its message may have been deferred for long.
+        if self._passed or self._inbox.waiting or any(each.backoff == "waiting" for each in stats):
             self.expect(0)
         if now - self._active_at >= idle:
             self.is_idle = True

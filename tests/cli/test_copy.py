@@ -180,6 +180,18 @@ def test_refused_message_stays_and_the_others_are_copied(fakensqd):
     assert fakensqd.messages("t", "copy") == [b"x" * 100]
 
 
+def test_idle_ends_the_command_although_the_message_of_its_probe_was_refused(fakensqd, other):
+    fakensqd.publish("t", b"1")
+    other.add(on.command("PUB").first(1), disconnect())
+    other.add(on.command("PUB").always(), error("E_BAD_MESSAGE"))
+
+    result = gnsq(fakensqd, "copy", "t", "--to-nsqd", other.tcp_address, "--idle", "0.3")
+
+    assert result.exit_code == 1
+    assert "1 message refused and requeued" in result.stderr
+    assert fakensqd.messages("t", "copy") == [b"1"]
+
+
 def test_topic_that_the_target_refuses_ends_the_command(fakensqd, other):
     fakensqd.publish("t", b"1")
     other.add(on.command("PUB").always(), error("E_UNAUTHORIZED"))

@@ -170,13 +170,13 @@ class Addresses:
         }
 
     def put_in(self, code: str) -> str:
-        return _replaced(code, self._used)
+        return replaced(code, self._used)
 
     def take_out(self, text: str) -> str:
-        return _replaced(text, {used: usual for usual, used in self._used.items()})
+        return replaced(text, {used: usual for usual, used in self._used.items()})
 
 
-def _replaced(text: str, replacements: dict[str, str]) -> str:
+def replaced(text: str, replacements: dict[str, str]) -> str:
     """Replace whole addresses, all at once: port 41501 begins with 4150, and a used port may contain a usual one."""
     return re.sub(rf"(?:{'|'.join(map(re.escape, replacements))})(?!\d)", lambda found: replacements[found[0]], text)
 

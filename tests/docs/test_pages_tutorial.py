@@ -37,7 +37,8 @@ class Reader:
         self.out = output / "out.txt"
 
     def localized(self, text):
-        return re.sub("|".join(PORTS), lambda port: self.ports[port[0]], text)
+        # Whole ports, since a text may have been replaced before: 41501 begins with 4150.
+        return re.sub(rf"\b(?:{'|'.join(PORTS)})\b", lambda port: self.ports[port[0]], text)
 
     def edit(self, block):
         """Write a file, or change it: imports come after the others, and functions in place of those of their name."""

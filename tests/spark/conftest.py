@@ -128,6 +128,14 @@ def spark(tmp_path_factory):
         yield spark
 
 
+@pytest.fixture(autouse=True)
+def active_session(request):
+    """Spark looks for the format in the active session, and a test may have left one of its own, without the format."""
+    if "spark" in request.fixturenames:
+        spark = request.getfixturevalue("spark")
+        spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
+
+
 @pytest.fixture
 def shared_session(spark):
     """open_session() with the session of all tests: at the end it only stops the queries."""

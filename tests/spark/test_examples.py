@@ -142,9 +142,7 @@ class Reader:
             self.printed = done.stdout
 
     def _localized(self, text):
-        for usual, used in self._addresses.items():
-            text = text.replace(usual, used)
-        return text
+        return prose.replaced(text, self._addresses)
 
 
 @pytest.mark.spark
