@@ -11,7 +11,7 @@ import functools
 import os
 import select
 import socket as stdlib_socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import gevent
@@ -32,12 +32,19 @@ __all__ = [
     "TcpTransport",
     "Transport",
     "connect",
+    "is_expired",
+    "open_socket",
+    "share_of_address",
     "time_limit",
     "translate_os_error",
+    "tried_text",
 ]
 
 # Limit of the bytes of one read; about 280 messages of 200 bytes.
 READ_SIZE = 64 * 1024
+# Seconds. An address that does not answer in this time is left for the next one of its name. Linux sends a SYN that was
+# lost again after 1 s.
+ADDRESS_LIMIT = 2.0
 
 # The number of the event "readable" in libev and libuv.
 _READ = 1
@@ -266,25 +273,31 @@ def connect(host: str, port: int, timeout: float) -> TcpTransport:
         NSQSocketError: If the name is not valid or unknown, or connecting failed; has the errno, if there is one.
     """
     peer = format_address(host, port)
+    tried: dict[str, str] = {}
     try:
-        with time_limit(timeout, "no connection", peer, code="ETIMEDOUT"):
-            return TcpTransport(_unix_socket(host) if is_unix(host) else _tcp_socket(host, port, timeout), peer)
+        with time_limit(timeout, "no connection", peer, code="ETIMEDOUT", hint=lambda: tried_text(tried)):
+            return TcpTransport(_unix_socket(host) if is_unix(host) else _tcp_socket(host, port, timeout, tried), peer)
     except UnicodeError as error:
         text = f"can't connect: host name {host!r} is not valid: {error}"
         raise NSQSocketError(text, address=peer, code="HOST_UNKNOWN") from error
     except OSError as error:
-        if isinstance(error, TimeoutError) and error.errno is None:
-            raise NSQTimeout(f"no connection within {timeout:g} s", address=peer, code="ETIMEDOUT") from None
-        raise translate_os_error(error, peer, "can't connect: ") from error
+        hint = tried_text(tried)
+        if is_expired(error):
+            text = f"no connection within {timeout:g} s"
+            raise NSQTimeout(text, address=peer, code="ETIMEDOUT", hint=hint) from None
+        raise translate_os_error(error, peer, "can't connect: ", hint) from error
 
 
 @contextlib.contextmanager
-def time_limit(seconds: float, what: str, address: str = "", *, code: str = "") -> Iterator[None]:
+def time_limit(
+    seconds: float, what: str, address: str = "", *, code: str = "", hint: Callable[[], str] = str
+) -> Iterator[None]:
     """Limit the time of a block.
 
     Args:
         what: What has not happened within the time, for the error.
         address, code: Of the error.
+        hint: Returns that of the error.
 
     Raises:
         NSQTimeout: If the block takes longer. A gevent.Timeout of the caller is not caught.
@@ -296,49 +309,84 @@ def time_limit(seconds: float, what: str, address: str = "", *, code: str = "") 
     except gevent.Timeout as expired:
         if expired is not deadline:
             raise
-        raise NSQTimeout(f"{what} within {seconds:g} s", address=address, code=code) from None
+        raise NSQTimeout(f"{what} within {seconds:g} s", address=address, code=code, hint=hint()) from None
 
 
-def _tcp_socket(host: str, port: int, timeout: float) -> Any:  # Any: gevent has no type hints
-    """Connect to the first address that accepts. Each address gets a share of the time: some may not respond."""
+def _tcp_socket(host: str, port: int, timeout: float, tried: dict[str, str]) -> Any:  # Any: gevent has no type hints
+    sock = open_socket(host, port, timeout, tried)
+    sock.settimeout(None)
+    sock.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_NODELAY, 1)
+    sock.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_KEEPALIVE, 1)
+    return sock
+
+
+def open_socket(host: str, port: int, timeout: float, tried: dict[str, str]) -> Any:  # Any: gevent has no type hints
+    """Connect to the first address of a name that accepts; for nsqd's protocol and for HTTP.
+
+    Args:
+        timeout: Seconds for all addresses together, after the name is resolved.
+        tried: Gets each address that is tried, and why it has failed. Empty after success.
+
+    Raises:
+        OSError: That of the last address.
+    """
     found = socket.getaddrinfo(host, port, type=stdlib_socket.SOCK_STREAM)
     end = monotonic() + timeout
-    for index, (family, kind, protocol, _, address) in enumerate(found, 1):
-        sock = socket.socket(family, kind, protocol)
+    for index, (family, kind, protocol, _, address) in enumerate(found):
+        limit = share_of_address(max(end - monotonic(), 0.001), len(found) - index)
+        name = format_address(address[0], address[1])
+        tried[name] = "no answer"
         try:
-            sock.settimeout(max(end - monotonic(), 0.001) / (len(found) - index + 1))
-            sock.connect(address)
-        except BaseException as error:
-            sock.close()
-            if not isinstance(error, OSError) or index == len(found):
+            sock = _connected(socket.socket(family, kind, protocol), address, limit)
+        except OSError as error:
+            tried[name] = f"no answer within {limit:.2g} s" if is_expired(error) else reason_of(error)
+            if index == len(found) - 1:
                 raise
-            continue
-        sock.settimeout(None)
-        sock.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_NODELAY, 1)
-        sock.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_KEEPALIVE, 1)
-        return sock
+        else:
+            tried.clear()
+            return sock
     raise OSError(errno.EADDRNOTAVAIL, f"host {host!r} has no address")
 
 
-def _unix_socket(path: str) -> Any:  # Any: gevent has no type hints
-    sock = socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM)
+def share_of_address(seconds: float, count: int) -> float:
+    """Return how many of the seconds that are left the first of so many addresses gets, since it may not answer."""
+    return seconds if count == 1 else min(seconds / count, ADDRESS_LIMIT)
+
+
+def _connected(sock: Any, address: Any, limit: float | None) -> Any:  # Any: gevent has no type hints
     try:
-        sock.connect(path)
+        sock.settimeout(limit)
+        sock.connect(address)
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-def translate_os_error(error: OSError, peer: str, doing: str = "") -> NSQSocketError:
+def is_expired(error: OSError) -> bool:
+    """Return True if a limit of this process has ended a call, and not the system, whose errors have a number."""
+    return isinstance(error, TimeoutError) and error.errno is None
+
+
+def tried_text(tried: Mapping[str, str]) -> str:
+    """Return the addresses of a name that were tried, for an error; empty if it is one, which the error is about."""
+    return f"tried {'; '.join(f'{name}: {reason}' for name, reason in tried.items())}" if len(tried) > 1 else ""
+
+
+def _unix_socket(path: str) -> Any:  # Any: as above
+    return _connected(socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM), path, None)
+
+
+def translate_os_error(error: OSError, peer: str, doing: str = "", hint: str = "") -> NSQSocketError:
     """Make the error of gnsq for one of the operating system.
 
     Args:
         doing: What has failed, as the beginning of the reason.
+        hint: Of the error.
     """
     # Another greenlet of this process has closed the socket.
     if error.errno == errno.EBADF or (error.errno is None and not doing):
         return NSQConnectionClosed("connection was closed", address=peer)
     code = "HOST_UNKNOWN" if isinstance(error, stdlib_socket.gaierror) else ""
     number = () if error.errno is None else (error.errno,)
-    return NSQSocketError(*number, f"{doing}{reason_of(error)}", address=peer, code=code)
+    return NSQSocketError(*number, f"{doing}{reason_of(error)}", address=peer, code=code, hint=hint)

@@ -340,6 +340,27 @@ def refused_port() -> int:
     return port
 
 
+@contextlib.contextmanager
+def silent_port() -> Iterator[int]:
+    """A port of 127.0.0.1 that answers no attempt to connect, as if a firewall swallowed it."""
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.socket())
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        # Fill the queue of connections that are not accepted: further ones get no answer.
+        waiting = [stack.enter_context(socket.socket()) for _ in range(4)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        yield full.getsockname()[1]
+
+
+def resolve_to(monkeypatch: pytest.MonkeyPatch, *ports: int) -> None:
+    """Let each name have as many addresses, which are these ports of 127.0.0.1."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)) for port in ports]
+    monkeypatch.setattr(gevent.socket, "getaddrinfo", lambda *arguments, **keywords: found)
+
+
 class Nsqd(Protocol):
     """The addresses of an nsqd, fake or real."""
 

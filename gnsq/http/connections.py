@@ -17,7 +17,6 @@ from typing import Any
 import gevent
 import requests
 import urllib3
-from gevent import socket
 from gevent.lock import BoundedSemaphore
 from requests.adapters import HTTPAdapter
 from urllib3.util.ssltransport import SSLTransport
@@ -30,7 +29,7 @@ from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable
 from gnsq.http.options import HttpOptions
 from gnsq.http.responses import Response, shown
 from gnsq.texts import printable
-from gnsq.transport import translate_os_error
+from gnsq.transport import open_socket, translate_os_error, tried_text
 
 __all__ = ["Call", "Connections", "explain"]
 
@@ -135,8 +134,10 @@ class Call:
     Attributes:
         greenlet: The greenlet that waits for the call.
         deadline: The gevent.Timeout that is raised in the greenlet when the timeout is over or the client is closed.
+        connect_timeout: Seconds for connecting, which alone has a limit of its own.
         query: What is added to the query of each request.
         sent: True if any byte of the current request may have been sent.
+        tried: Addresses of the server's name to which it could not connect, and why.
     """
 
     def __init__(self, connections: Connections, what: str, timeout: float) -> None:
@@ -145,8 +146,10 @@ class Call:
         self._timeout = timeout
         self.greenlet = gevent.getcurrent()
         self.deadline = gevent.Timeout.start_new(timeout)
+        self.connect_timeout = connections.options.connect_timeout or timeout
         self.query = connections.options.query
         self.sent = False
+        self.tried: dict[str, str] = {}
         # Bytes that were received for the current request, and how many of them belong to the body of its response.
         self._received = self._body_size = 0
 
@@ -172,6 +175,7 @@ class Call:
                 is_safe = not self.sent or method == "GET"
                 if is_final or not is_safe or retries == connections.options.retries:
                     kind, doing = (NSQHttpError, "") if self.sent else (NSQHttpUnreachable, "can't connect: ")
+                    hint = hint or tried_text(self.tried)
                     raise kind(f"no response: {doing}{reason}", code=code, hint=hint) from error
             retries += 1
             gevent.sleep(exponential_delay(retries, _RETRY_DELAY, _MAX_RETRY_DELAY))
@@ -182,14 +186,11 @@ class Call:
     def _exchange(self, request: requests.PreparedRequest) -> Response:
         self.sent = False
         self._received = self._body_size = 0
-        options = self._connections.options
-        # Do not use a requests.Session: it would use proxies and passwords of the environment. Only connecting has a
-        # limit of its own.
-        timeout = (options.connect_timeout or self._timeout, None)
-        response = self._connections.adapter.send(request, stream=True, timeout=timeout)
+        # Do not use a requests.Session: it would use proxies and passwords of the environment.
+        response = self._connections.adapter.send(request, stream=True)
         # closing() closes a broken connection. After a complete response the pool has the connection already.
         with contextlib.closing(response):
-            return self._read(response, options.max_response_size)
+            return self._read(response, self._connections.options.max_response_size)
 
     def _read(self, response: requests.Response, max_size: int) -> Response:
         headers = response.headers
@@ -236,7 +237,7 @@ class Call:
                 if self.sent:
                     raise NSQHttpTimeout(f"no response within {self._timeout:.6g} s") from None
                 text = f"no response: nothing could be sent within {self._timeout:.6g} s"
-                raise NSQHttpUnreachable(text, code="ETIMEDOUT") from None
+                raise NSQHttpUnreachable(text, code="ETIMEDOUT", hint=tried_text(self.tried)) from None
         except NSQHttpError as error:
             error.address, error.request = self._connections.address, error.request or self._what
             raise
@@ -299,7 +300,10 @@ class _Connection(urllib3.connection.HTTPConnection):
     sock: Any  # gevent has no types
 
     def _new_conn(self) -> Any:
-        sock = _Socket.take_over(socket.create_connection((self._dns_host, self.port), self.timeout))
+        call = _current_call.get()
+        call.tried = {}
+        sock = _Socket.take_over(open_socket(self._dns_host, self.port, call.connect_timeout, call.tried))
+        sock.settimeout(call.connect_timeout)  # for the handshake of TLS
         for option in self.socket_options or ():
             sock.setsockopt(*option)
         return sock

@@ -18,7 +18,7 @@ import gnsq.http.connections  # noqa: F401  # or the first short deadline would 
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable, NSQNoConnections, NSQTimeout
 from gnsq.http.connections import explain
 from gnsq.httpclient import HTTPClient
-from tests.helpers import refused_port, run_program, wait_until
+from tests.helpers import refused_port, resolve_to, run_program, silent_port, wait_until
 from tests.http.peer import http_peer, reply
 
 # Seconds; long enough for what ends before it on a busy machine.
@@ -342,6 +342,37 @@ def test_every_method_is_retried_if_no_connection_could_be_made(client_of, caplo
         server.stop(timeout=0)
 
 
+# --- a name with several addresses
+
+
+def test_first_address_that_swallows_packets_leaves_time_for_the_second(client_of, monkeypatch):
+    with http_peer(lambda asked, sock: reply()) as peer, silent_port() as silent:
+        resolve_to(monkeypatch, silent, int(peer.address.rpartition(":")[2]))
+
+        # No retry, which would begin with the first one, too.
+        assert client_of("two.example:4151", timeout=4.0, retries=0).request("POST", "x") == b"OK"
+
+
+def test_error_names_all_addresses_of_a_name(client_of, monkeypatch):
+    refused = refused_port()
+    with silent_port() as silent:
+        resolve_to(monkeypatch, silent, refused)
+        with pytest.raises(NSQHttpUnreachable) as caught:
+            client_of("two.example:4151", connect_timeout=0.4, retries=0).request("GET", "x")
+
+    tried = f"127.0.0.1:{silent}: no answer within 0.2 s; 127.0.0.1:{refused}: Connection refused"
+    assert str(caught.value).endswith(f"can't connect: Connection refused (tried {tried})")
+
+
+def test_timeout_names_all_addresses_of_a_name(client_of, monkeypatch):
+    with silent_port() as first, silent_port() as second:
+        resolve_to(monkeypatch, first, second)
+        with pytest.raises(NSQHttpUnreachable) as caught:
+            client_of("two.example:4151", timeout=SHORT).request("GET", "x")
+
+    assert f"(tried 127.0.0.1:{first}: no answer within 0.25 s; 127.0.0.1:{second}: no answer" in str(caught.value)
+
+
 # --- close and fork
 
 
@@ -566,10 +597,10 @@ def test_server_text_is_cut_and_printable():
 
 
 def test_connection_that_breaks_while_it_is_made_is_a_lost_one(client_of, monkeypatch):
-    def create_connection(*given):
+    def break_down(*given, **options):
         raise BrokenPipeError
 
-    monkeypatch.setattr("gnsq.http.connections.socket.create_connection", create_connection)
+    monkeypatch.setattr(gevent.socket, "getaddrinfo", break_down)
 
     with http_peer(lambda asked, sock: reply()) as peer, pytest.raises(NSQHttpError, match="no response"):
         client_of(peer).request("POST", "x")

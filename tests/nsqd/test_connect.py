@@ -1,5 +1,6 @@
 """From an address to a negotiated connection: resolvers, unix sockets, and the border between two transports."""
 
+import errno
 import json
 import ssl
 
@@ -8,14 +9,21 @@ import pytest
 from gevent import socket
 
 from gnsq import Consumer, NsqdTCPClient, Producer
-from gnsq.errors import NSQException, NSQFrameError, NSQIdentifyFailed, NSQProtocolError
+from gnsq.errors import (
+    NSQException,
+    NSQFrameError,
+    NSQIdentifyFailed,
+    NSQProtocolError,
+    NSQSocketError,
+    NSQTimeout,
+)
 from gnsq.nsqd.connect import TransportStack, load_certificates
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, encode_frame, encode_message
 from gnsq.protocol.handshake import StartTLS, handshake, identify_body, upgrade_steps
-from gnsq.transport import connect
-from tests.helpers import MemoryTransport, peer, refused_port
+from gnsq.transport import ADDRESS_LIMIT, connect, share_of_address
+from tests.helpers import MemoryTransport, peer, refused_port, resolve_to, silent_port
 
 CODECS = {"deflate": Deflate, "snappy": Snappy}
 MESSAGE_FRAME = encode_frame(MESSAGE, encode_message(1, 1, b"0123456789abcdef", b"hello"))
@@ -237,11 +245,7 @@ def test_error_in_clear_text_instead_of_tls_is_raised():
 
 def test_second_address_of_a_name_is_tried(monkeypatch):
     with peer(serve(encode_frame(RESPONSE, OK))) as address:
-        port = int(address.split(":")[1])
-        found = [
-            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", number)) for number in (refused_port(), port)
-        ]
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **keywords: found)
+        resolve_to(monkeypatch, refused_port(), int(address.split(":")[1]))
         client = NsqdTCPClient("two.example", 4150, timeout=5)
         client.connect()
         assert client.identify() is None
@@ -249,20 +253,44 @@ def test_second_address_of_a_name_is_tried(monkeypatch):
 
 
 def test_first_address_that_swallows_packets_leaves_time_for_the_second(monkeypatch):
-    full = socket.socket()
-    full.bind(("127.0.0.1", 0))
-    full.listen(0)
-    # Fill the queue of connections that are not accepted: further ones get no answer.
-    waiting = [gevent.spawn(socket.create_connection, full.getsockname()) for _ in range(4)]
-    gevent.sleep(0)
-    with peer(serve(encode_frame(RESPONSE, OK))) as address:
-        ports = (full.getsockname()[1], int(address.split(":")[1]))
-        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", number)) for number in ports]
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **keywords: found)
-        transport = connect("two.example", 4150, 1.0)
-        transport.close()
-    gevent.killall(waiting)
-    full.close()
+    with peer(serve(encode_frame(RESPONSE, OK))) as address, silent_port() as silent:
+        resolve_to(monkeypatch, silent, int(address.split(":")[1]))
+        connect("two.example", 4150, 1.0).close()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "count", "share"),
+    [
+        pytest.param(60.0, 1, 60.0, id="the only one"),
+        pytest.param(60.0, 2, ADDRESS_LIMIT, id="a short one if there is another"),
+        pytest.param(60.0, 20, ADDRESS_LIMIT, id="for each of many"),
+        pytest.param(3.0, 3, 1.0, id="of a short time"),
+    ],
+)
+def test_share_of_an_address(seconds, count, share):
+    assert share_of_address(seconds, count) == share
+
+
+def test_error_names_all_addresses_of_a_name(monkeypatch):
+    refused = refused_port()
+    with silent_port() as silent:
+        resolve_to(monkeypatch, silent, refused)
+        with pytest.raises(NSQSocketError) as caught:
+            connect("two.example", 4150, 0.4)
+
+    tried = f"127.0.0.1:{silent}: no answer within 0.2 s; 127.0.0.1:{refused}: Connection refused"
+    assert str(caught.value) == f"two.example:4150: can't connect: Connection refused (tried {tried})"
+    assert caught.value.errno == errno.ECONNREFUSED
+
+
+def test_timeout_names_all_addresses_of_a_name(monkeypatch):
+    with silent_port() as first, silent_port() as second:
+        resolve_to(monkeypatch, first, second)
+        with pytest.raises(NSQTimeout) as caught:
+            connect("two.example", 4150, 0.4)
+
+    tried = f"127.0.0.1:{first}: no answer within 0.2 s; 127.0.0.1:{second}: no answer"
+    assert str(caught.value).startswith(f"two.example:4150: no connection within 0.4 s (tried {tried}")
 
 
 def test_connections_are_kept_alive_and_do_not_wait_for_more():
