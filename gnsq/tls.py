@@ -8,17 +8,21 @@ from __future__ import annotations
 import contextlib
 import os
 import ssl
+import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from gevent.lock import BoundedSemaphore
 
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.options import ConnectionOptions, TlsOptionsDict
-from gnsq.texts import nearest, option_text
+from gnsq.texts import nearest, option_text, reason_of
 from gnsq.transport import READ_SIZE, Transport
 
-__all__ = ["TlsTransport", "client_context", "explain_ssl_error", "make_context"]
+__all__ = ["TlsTransport", "certificate_end", "client_context", "explain_ssl_error", "make_context"]
 
 
 # Number of the peer's first bytes that are kept, for an error text that quotes them.
@@ -143,7 +147,7 @@ class TlsTransport:
             return NSQConnectionClosed(
                 "the peer closed the connection inside TLS", address=self._peer, code="TLS_CLOSED"
             )
-        code, reason, hint = explain_ssl_error(error)
+        code, reason, hint = explain_ssl_error(error, self.object)
         # Leave out the errno: the same number means another error to the operating system than to ssl.
         return NSQSocketError(f"TLS failed: {reason}", address=self._peer, code=code, hint=hint)
 
@@ -153,16 +157,32 @@ _UNKNOWN_CA = dict.fromkeys((18, 19, 20, 21), "CERT_UNKNOWN_CA")
 _CERTIFICATE_CODES = {10: "CERT_EXPIRED", **_UNKNOWN_CA, 62: "CERT_WRONG_NAME", 64: "CERT_WRONG_NAME"}
 
 
-def explain_ssl_error(error: ssl.SSLError) -> tuple[str, str, str]:
-    """Return the code, the reason and the hint of an error of gnsq for an error of ssl."""
+_CERTIFICATE_HINTS = {
+    "CERT_EXPIRED": "renew it, and restart the server; if it is valid, the clock of this machine is wrong",
+    "CERT_UNKNOWN_CA": "name the CA's file as {ca_certs in tls_options} (default: the system's CAs), or switch the "
+    "check off with {cert_reqs=ssl.CERT_NONE}",
+    "CERT_WRONG_NAME": "if this is the right server, give the name in its certificate as {server_hostname}",
+}
+
+
+def explain_ssl_error(error: ssl.SSLError, tls: ssl.SSLObject | None = None) -> tuple[str, str, str]:
+    """Return the code, the reason and the hint of an error of gnsq for an error of ssl.
+
+    Args:
+        tls: Where it was raised, if that is known: it tells the dates of certificates.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
-        return (
-            _CERTIFICATE_CODES.get(error.verify_code, "CERT_REFUSED"),
-            f"certificate not accepted: {error.verify_message.rstrip('.') or error}",
-            "name the CA's file as {ca_certs in tls_options} (default: the system's CAs), the name in the certificate "
-            "as {server_hostname}, or switch the check off with {cert_reqs=ssl.CERT_NONE}",
-        )
+        code = _CERTIFICATE_CODES.get(error.verify_code, "CERT_REFUSED")
+        reason = f"certificate not accepted: {error.verify_message.rstrip('.') or error}"
+        if code == "CERT_EXPIRED" and tls is not None:
+            ended = [end for end in map(certificate_end, _peer_chain(tls)) if end and end < datetime.now(UTC)]
+            reason += f": it ended {min(ended):%Y-%m-%d}" if ended else ""
+        return code, reason, _CERTIFICATE_HINTS.get(code, "")
     reason = error.reason or str(error)
+    own, end = ("", None) if tls is None else _own_certificates.get(tls.context, ("", None))
+    if end is not None and end < datetime.now(UTC) and "ALERT" in reason:
+        text = f"the server refused: {reason}: your certificate {own} has expired: it ended {end:%Y-%m-%d}"
+        return "OWN_CERT_EXPIRED", text, "renew it, and start the program again"
     if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
         return "NO_TLS", f"the peer does not answer in TLS: {reason}", ""
     if "ALERT" in reason or reason == "HANDSHAKE_FAILURE":
@@ -173,6 +193,52 @@ def explain_ssl_error(error: ssl.SSLError) -> tuple[str, str, str]:
             "--tls-client-auth-policy) or another version of TLS (--tls-min-version)",
         )
     return reason, reason, ""
+
+
+def _peer_chain(tls: ssl.SSLObject) -> list[bytes]:
+    """Return the certificates that the peer has sent, in DER. Empty: ssl does not tell them after a failed check."""
+    if sys.version_info >= (3, 13):
+        return tls.get_unverified_chain()
+    # Python before 3.13 has the same function, but not its name.
+    chain = getattr(tls, "_sslobj").get_unverified_chain()  # noqa: B009  # mypy knows no such name
+    return [certificate.public_bytes(_DER) for certificate in chain or ()]
+
+
+# _ssl.ENCODING_DER
+_DER = 2
+
+
+def certificate_end(der: bytes) -> datetime | None:
+    """Return the end of a certificate's validity; None if these bytes are no certificate."""
+    try:
+        return _decode_end(der)
+    except (ValueError, IndexError):
+        return None
+
+
+def _decode_end(der: bytes) -> datetime:
+    """Decode the end of a certificate's validity. Source: RFC 5280, 4.1; X.690, 8.1."""
+
+    def element(at: int) -> tuple[int, int]:
+        """Return the places of an element's content, and of the next element."""
+        size, begin = der[at + 1], at + 2
+        if size > 0x7F:
+            count = size & 0x7F
+            size, begin = int.from_bytes(der[begin : begin + count]), begin + count
+        return begin, begin + size
+
+    at = element(element(0)[0])[0]  # what is signed, in the certificate
+    if der[at] == 0xA0:  # the version, which may be left out
+        at = element(at)[1]
+    for _ in range(3):  # serial number, algorithm, issuer
+        at = element(at)[1]
+    begin, end = element(element(element(at)[0])[1])  # the second date of the validity
+    text = der[begin:end].decode()
+    return datetime.strptime(text, "%y%m%d%H%M%SZ" if len(text) == 13 else "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+
+
+# The client's own certificates: of a context, the file and its end.
+_own_certificates: WeakKeyDictionary[ssl.SSLContext, tuple[str, datetime | None]] = WeakKeyDictionary()
 
 
 def make_context(
@@ -206,9 +272,25 @@ def make_context(
         return context
     try:
         context.load_cert_chain(cert_file, key_file, _no_prompt if key_password is None else key_password)
+        text = Path(cert_file).read_text(errors="replace")
     except OSError as error:
+        _check_readable(("certificate", cert_file), ("key", key_file))
         raise ValueError(f"certificate {cert_file!r} with key {key_file!r} can't be used: {error}") from error
+    # The client's own certificate comes before those of its CAs.
+    own = text[text.find(ssl.PEM_HEADER) :].partition(ssl.PEM_FOOTER)
+    der = ssl.PEM_cert_to_DER_cert("".join(own[:2])) if own[0].startswith(ssl.PEM_HEADER) and own[1] else b""
+    _own_certificates[context] = cert_file, certificate_end(der)
     return context
+
+
+def _check_readable(*files: tuple[str, str | None]) -> None:
+    """Raise ValueError for the first file that can't be read: ssl does not say which of two it is."""
+    for what, path in files:
+        if path is not None:
+            try:
+                open(path, "rb").close()
+            except OSError as error:
+                raise ValueError(f"{what} {path!r} can't be read: {reason_of(error)}") from error
 
 
 def _no_prompt() -> str:
@@ -229,7 +311,8 @@ def client_context(options: ConnectionOptions) -> ssl.SSLContext:
     known = TlsOptionsDict.__annotations__
     unknown = sorted(set(given) - set(known))
     if unknown:
-        raise TypeError(f"tls_options has no {', '.join(unknown)}{nearest(unknown, known, 'it takes')}")
+        meant = [_OTHER_NAMES.get(name, name) for name in unknown]
+        raise TypeError(f"tls_options has no {', '.join(unknown)}{nearest(meant, known, 'it takes')}")
     check_hostname = given.get("check_hostname", True)
     if not isinstance(check_hostname, bool):
         raise TypeError(f"check_hostname of tls_options must be bool, not {check_hostname!r}")
@@ -264,6 +347,14 @@ def _version(given: object) -> ssl.TLSVersion | None:
     raise ValueError(f"ssl_version {given!r} of tls_options is neither an ssl.PROTOCOL_ constant nor an ssl.TLSVersion")
 
 
+# Names of the same in ssl, in the options of HTTP, and of gnsq's commands.
+_OTHER_NAMES = {
+    **dict.fromkeys(("ca", "ca_file", "cadata", "cafile", "capath", "tls_ca"), "ca_certs"),
+    **dict.fromkeys(("cert", "cert_file", "tls_cert"), "certfile"),
+    **dict.fromkeys(("key", "key_file", "tls_key"), "keyfile"),
+    **dict.fromkeys(("password", "passphrase"), "key_password"),
+    **dict.fromkeys(("verify", "verify_mode"), "cert_reqs"),
+}
 # The constants for ssl_version that allow only one version. PROTOCOL_TLS and PROTOCOL_TLS_CLIENT allow all.
 _VERSIONS: dict[int, ssl.TLSVersion] = {
     ssl.PROTOCOL_TLSv1: ssl.TLSVersion.TLSv1,

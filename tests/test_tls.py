@@ -1,18 +1,26 @@
 """TLS over a transport: between two of its own, in memory, and with the TLS of the standard library."""
 
+import re
 import ssl
+from datetime import UTC, datetime
 
 import gevent
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 from gevent import socket
 
 from fakensqd.certificates import Certificates
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.options import ConnectionOptions
-from gnsq.tls import TlsTransport, client_context
+from gnsq.tls import TlsTransport, certificate_end, client_context
 from gnsq.transport import TcpTransport
 
 LIMIT = 10.0
+# A date: the certificates have ended an hour ago.
+ENDED = r"20\d\d-\d\d-\d\d"
 VERSIONS = [ssl.PROTOCOL_TLSv1_2, None]
 
 
@@ -153,7 +161,7 @@ def test_unknown_ca_is_refused_with_a_remedy(pair, certificates, server_context)
 
     assert text.startswith("nsqd:4150: TLS failed: certificate not accepted: unable to get local issuer")
     assert "ca_certs" in text
-    assert "cert_reqs" in text
+    assert "CERT_NONE" in text
 
 
 def test_other_host_name_is_refused(pair, certificates, server_context):
@@ -161,13 +169,64 @@ def test_other_host_name_is_refused(pair, certificates, server_context):
 
     assert "Hostname mismatch" in text
     assert "server_hostname" in text
+    assert "CERT_NONE" not in text
 
 
-def test_expired_certificate_is_refused(pair, certificates):
+def test_expired_certificate_is_refused_with_its_date(pair, certificates):
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*certificates.server(["nsqd.example"], expired=True))
 
-    assert "certificate has expired" in failing(pair, certificates, context)
+    text = failing(pair, certificates, context)
+
+    # OpenSSL 1.1.1 has forgotten the certificate by then.
+    date = rf": it ended {ENDED}" if ssl.OPENSSL_VERSION_INFO >= (3,) else ""
+    assert re.search(rf"certificate has expired{date} \(renew it, and restart the server; .* clock", text)
+    assert "CERT_NONE" not in text
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=["1.2", "newest"])
+def test_expired_certificate_of_the_client_is_named_with_its_date(pair, certificates, version):
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates.ca)
+    context.load_cert_chain(*certificates.server(["nsqd.example"]))
+    context.verify_mode = ssl.CERT_REQUIRED
+    certificate, key = certificates.client(expired=True)
+
+    text = failing(pair, certificates, context, ssl_version=version, certfile=certificate, keyfile=key)
+
+    assert re.search(rf"your certificate {certificate} has expired: it ended {ENDED} \(renew it", text)
+
+
+def test_certificate_of_a_client_that_is_valid_is_not_blamed(pair, certificates, tmp_path):
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)  # it trusts another CA
+    context.load_cert_chain(*certificates.server(["nsqd.example"]))
+    context.verify_mode = ssl.CERT_REQUIRED
+    certificate, key = certificates.client()
+
+    text = failing(pair, certificates, context, certfile=certificate, keyfile=key)
+
+    assert "expired" not in text
+    assert "the server refused" in text
+
+
+@pytest.mark.parametrize(
+    ("not_after", "expected"),
+    [
+        (datetime(2020, 2, 1, 12, tzinfo=UTC), "2020-02-01"),
+        (datetime(2049, 12, 31, tzinfo=UTC), "2049-12-31"),
+        (datetime(2050, 1, 1, tzinfo=UTC), "2050-01-01"),
+        (datetime(9999, 12, 31, tzinfo=UTC), "9999-12-31"),
+    ],
+    ids=str,
+)
+def test_end_of_a_certificate_is_read(not_after, expected):
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "x" * 60)] * 5)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 7, datetime(2000, 1, 1), not_after)
+    der = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.DER)
+
+    assert f"{certificate_end(der):%Y-%m-%d}" == expected
+    for size in range(len(der)):
+        certificate_end(der[:size])  # does not raise
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=["1.2", "newest"])
@@ -269,6 +328,8 @@ def test_given_context_is_used_as_it_is():
         ({"ssl_version": 99}, "ssl_version 99 of tls_options is neither"),
         ({"ssl_version": "TLSv1_2"}, "ssl_version 'TLSv1_2'"),
         ({"keyfile": "k.pem"}, "a keyfile without its certfile"),
+        ({"certfile": __file__, "keyfile": "/no/k.pem"}, "tls_options: key '/no/k.pem' can't be read: No such file"),
+        ({"certfile": "/no/c.pem", "keyfile": __file__}, "certificate '/no/c.pem' can't be read: No such file"),
     ],
 )
 def test_unusable_dictionary_names_the_file(given, words):
@@ -282,3 +343,12 @@ def test_unknown_key_lists_those_there_are():
         match=r"tls_options has no xyz; it takes keyfile, certfile, cert_reqs, ca_certs",
     ):
         client_context(ConnectionOptions(tls_v1=True, tls_options={"xyz": "x"}))
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("cafile", "ca_certs"), ("capath", "ca_certs"), ("cert_file", "certfile"), ("key_file", "keyfile")],
+)
+def test_unknown_key_of_another_library_names_that_of_gnsq(given, meant):
+    with pytest.raises(TypeError, match=rf"tls_options has no {given}; did you mean {meant}\?"):
+        client_context(ConnectionOptions(tls_v1=True, tls_options={given: "x"}))

@@ -92,7 +92,7 @@ _SECRET_REFUSED = (
 SENTENCES: dict[str, Explanation] = {
     **_UNREACHABLE,
     "CERT_EXPIRED": (
-        "{program}'s certificate has expired",
+        "{program}'s certificate has expired ({reason})",
         "renew it, and restart {program}; check the clock of this machine",
     ),
     "CERT_UNKNOWN_CA": (

@@ -396,8 +396,7 @@ def explain(error: BaseException) -> tuple[str, str, str, bool]:
             from gnsq.tls import explain_ssl_error  # loads what HTTP without TLS does not need
 
             code, reason, _ = explain_ssl_error(cause)
-            kind = "CERT" if isinstance(cause, ssl.SSLCertVerificationError) else code
-            return code, f"TLS failed: {reason}", _TLS_HINTS.get(kind, ""), True
+            return code, f"TLS failed: {reason}", _TLS_HINTS.get(code, ""), True
         if isinstance(cause, http.client.BadStatusLine) and not isinstance(cause, ConnectionError):
             return "NOT_HTTP", "response is not HTTP", f"is it {_TCP_PORTS}; or does it want https?", True
     for cause in reversed(causes):
@@ -413,7 +412,9 @@ def explain(error: BaseException) -> tuple[str, str, str, bool]:
 
 
 _TLS_HINTS = {
-    "CERT": "give the CA that signed it as {ca_certs}; {cert_reqs='CERT_NONE'} trusts any certificate",
+    "CERT_EXPIRED": "renew it, and restart the server; if it is valid, the clock of this machine is wrong",
+    "CERT_UNKNOWN_CA": "give the CA that signed it as {ca_certs}; {cert_reqs='CERT_NONE'} trusts any certificate",
+    "CERT_WRONG_NAME": "give the name in the certificate as the host of the URL",
     "NO_TLS": "is it plain http there?",
     "TLS_REFUSED": "it may want a client's certificate: {cert_file and key_file}",
 }

@@ -96,6 +96,13 @@ def _context(options: ConnectOptions) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if options.tls_cert_file:
+        for name in ("tls_cert_file", "tls_key_file"):
+            path = getattr(options, name)
+            try:
+                if path:
+                    open(path, "rb").close()
+            except OSError as error:  # ssl does not say which of the two
+                raise ValueError(f"{named(name)} {path!r} can't be read: {reason_of(error)}") from error
         try:
             # Without a password, OpenSSL would ask for that of an encrypted key at the terminal.
             context.load_cert_chain(options.tls_cert_file, options.tls_key_file or None, password="")

@@ -257,6 +257,28 @@ def test_unknown_ca_is_explained(tls_nsqd, gnsq_json):
     assert "--tls-ca FILE" in advice
 
 
+def test_expired_certificate_is_explained(tls_nsqd, fakensqd_certificates, gnsq_json):
+    nsqd = tls_nsqd(expired=True)
+
+    _, document = gnsq_json("ping", "--tls-ca", fakensqd_certificates.ca, *servers_of(nsqd))
+
+    text, advice = failed(document)["TLS"]
+    assert text.startswith("nsqd's certificate has expired")
+    assert advice.startswith("renew it")
+
+
+def test_expired_certificate_of_the_client_is_explained(tls_nsqd, fakensqd_certificates, gnsq_json):
+    nsqd = tls_nsqd(tls_client_auth_policy="require-verify", tls_root_ca_file=fakensqd_certificates.ca)
+    certificate, key = fakensqd_certificates.client(expired=True)
+    own = ("--tls-ca", fakensqd_certificates.ca, "--tls-cert", certificate, "--tls-key", key)
+
+    _, document = gnsq_json("ping", *own, *servers_of(nsqd))
+
+    text, advice = next(iter(failed(document).values()))
+    assert f"your certificate {certificate} has expired: it ended 20" in text
+    assert advice.startswith("renew it")
+
+
 def test_wrong_name_is_explained_with_the_names_in_the_certificate(tls_nsqd, fakensqd_certificates, gnsq_json):
     nsqd = tls_nsqd(["nsqd.internal", "nsqd.example"])
 

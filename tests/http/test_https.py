@@ -119,6 +119,15 @@ def test_untrusted_certificate_is_refused_and_not_tried_again(server_files):
         assert served.requests == []
 
 
+def test_expired_certificate_is_to_be_renewed(fakensqd_certificates):
+    files = fakensqd_certificates.server("127.0.0.1", expired=True)
+    with https_peer(files) as served:
+        with pytest.raises(NSQHttpUnreachable, match=r"certificate has expired .*renew it") as raised:
+            ask(served, ca_certs=fakensqd_certificates.ca)
+
+        assert "CERT_NONE" not in str(raised.value)
+
+
 @pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
 @pytest.mark.parametrize("cert_reqs", ["CERT_NONE", "NONE", ssl.CERT_NONE, 0])
 def test_cert_none_trusts_any_certificate(ca, cert_reqs):
@@ -206,7 +215,7 @@ def test_nsqds_tcp_port_is_recognized():
     ("options", "words"),
     [
         pytest.param({"ca_certs": "/nowhere/ca"}, "ca_certs '/nowhere/ca' can't be used", id="no CA"),
-        pytest.param({"cert_file": "/nowhere/c"}, "certificate .*with key None", id="no certificate"),
+        pytest.param({"cert_file": "/nowhere/c"}, "certificate .* can't be read: No such file", id="no certificate"),
         pytest.param({"key_file": "k"}, "key_file is given without cert_file", id="key alone"),
         pytest.param({"cert_reqs": "MAYBE"}, "cert_reqs 'MAYBE' must be one of", id="cert_reqs"),
         pytest.param(

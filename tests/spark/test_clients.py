@@ -77,7 +77,12 @@ def test_secret_comes_from_a_file(tmp_path):
         pytest.param(
             {"tls": True, "tls_ca_file": "/dev/null"}, "option tlsCaFile '/dev/null' can't be used", id="no CA"
         ),
-        pytest.param({"tls": True, "tls_cert_file": "/none"}, "option tlsCertFile '/none', .*No such", id="cert"),
+        pytest.param({"tls": True, "tls_cert_file": "/none"}, "option tlsCertFile '/none' .*No such", id="cert"),
+        pytest.param(
+            {"tls": True, "tls_cert_file": __file__, "tls_key_file": "/no"},
+            "option tlsKeyFile '/no' .*No such",
+            id="key",
+        ),
     ],
 )
 def test_file_that_cannot_be_used_is_named(changes, words):
