@@ -10,6 +10,7 @@ from gnsq.texts import option_text, shown_argument
 
 __all__ = [
     "Addresses",
+    "check_no_pair",
     "check_single",
     "checked_address",
     "format_address",
@@ -74,6 +75,15 @@ def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[s
     return host, int(port_text)
 
 
+def check_no_pair(addresses: Addresses) -> None:
+    """Raise TypeError if addresses, or one of them, are a host and a port, as Python's sockets take them."""
+    for pair in (addresses, *addresses):
+        if isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[0], str) and is_port(pair[1]):
+            raise TypeError(
+                f"an address is one str: give {shown_argument(format_address(*pair))} in place of a host and a port"
+            )
+
+
 def check_single(text: str, form: str) -> None:
     """Raise ValueError if a text looks like several addresses, such as ``a:1,b:2``.
 
@@ -110,6 +120,7 @@ def parse_addresses(addresses: Addresses) -> list[str]:
         raise TypeError(
             f"nsqd_tcp_addresses must be 'host:port' or a list, tuple or set of them, not {shown_argument(addresses)}"
         )
+    check_no_pair(addresses)
     items = [addresses] if isinstance(addresses, str) else addresses
     found = dict.fromkeys(format_address(*parse_address(item)) for item in items)
     return sorted(found) if isinstance(addresses, (set, frozenset)) else list(found)

@@ -13,7 +13,7 @@ from typing import Any
 import gevent
 from gevent.pool import Group
 
-from gnsq.addresses import Addresses, check_single, format_address, is_host, is_port, is_unix
+from gnsq.addresses import Addresses, check_no_pair, check_single, format_address, is_host, is_port, is_unix
 from gnsq.clock import monotonic
 from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQHttpError
@@ -62,6 +62,7 @@ def parse_lookupds(addresses: Addresses, http: Mapping[str, Any] | None = None) 
             "lookupd_http_addresses must be a URL, 'host:port', or a list or tuple of them, not "
             f"{shown_argument(addresses)}"
         )
+    check_no_pair(addresses)
     items = [addresses] if isinstance(addresses, str) else addresses
     for item in items:
         if not isinstance(item, str):

@@ -24,6 +24,7 @@ import atexit
 import contextlib
 import enum
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
@@ -189,6 +190,7 @@ class Lifecycle(Generic[RuntimeT]):
         self._on_fork = on_fork
         self._make_thread = make_thread
         self._begin_life()
+        _close_at_exit(self)
 
     def _begin_life(self) -> None:
         self._start = _Start()
@@ -292,7 +294,7 @@ class Lifecycle(Generic[RuntimeT]):
     def _start_here(self) -> None:
         self.owner_thread = OwnerThread()
         runtime = self._start_runtime(self.owner_thread)
-        _close_at_exit(self)
+        _close_at_exit(self, is_started=True)
         self.state = State.RUNNING
         # Last: whoever sees the runtime uses it. No greenlet of the runtime has run yet.
         self.runtime = runtime
@@ -450,9 +452,14 @@ class Lifecycle(Generic[RuntimeT]):
             self._wait_closed(timeout)
 
     def close_at_exit(self) -> None:
-        """At the end of the program, close a threaded client. For others, log what is left."""
+        """At the end of the program, close a threaded client. For others, log what is left, or was never begun."""
         client, runtime = self._client, self.runtime
-        if client.threaded:
+        if self.state is State.INIT:
+            # Not after an exception that may have prevented the start. A program that has started others, such as a run
+            # of tests, may have made this one for another purpose.
+            if self._kind == "consumer" and not _was_started and not hasattr(sys, "last_value"):
+                self._logger.warning("the program ends, and the consumer was never started: start() lets it receive")
+        elif client.threaded:
             try:
                 client.close()
             except NSQTimeout as error:
@@ -570,15 +577,18 @@ class Client(ClientSignals):
 
 # --- the end of the program
 
-# Lives of the clients that were started and are not closed.
+# Lives of the clients that were made and are not closed.
 _open: weakref.WeakSet[Lifecycle[Any]] = weakref.WeakSet()
 _is_registered = False
+# True if a client was started in this process.
+_was_started = False
 
 
-def _close_at_exit(lifecycle: Lifecycle[Any]) -> None:
-    global _is_registered
+def _close_at_exit(lifecycle: Lifecycle[Any], *, is_started: bool = False) -> None:
+    global _is_registered, _was_started
+    _was_started = _was_started or is_started
     if not _is_registered:
-        # Register when the first client starts, so that an import of this module registers nothing.
+        # Register when the first client is made, so that an import of this module registers nothing.
         _is_registered = True
         atexit.register(_close_all)
     _open.add(lifecycle)

@@ -41,6 +41,14 @@ DEFAULT_TOUCH_INTERVAL = 20.0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+# By what a message was answered, for the error of a second answer.
+_BY_RETURN = (
+    "the return of its handler finished it; a handler whose message is answered later calls message.enable_async() "
+    "before it returns"
+)
+_BY_REQUEUE = "it was requeued before"
+_BY_TIMEOUT = "its timeout was over before that, and nsqd delivers it again"
+
 _responder_of = operator.attrgetter("_responder")
 
 
@@ -86,7 +94,7 @@ class Message(MessageFields):
     """
 
     __slots__ = (
-        *("__weakref__", "_async", "_open", "_responder", "_finished_by_return", "_signals", "_touched"),
+        *("__weakref__", "_async", "_open", "_responder", "_answered_by", "_signals", "_touched"),
         *("timed_out", "received"),
     )
 
@@ -187,6 +195,7 @@ class Message(MessageFields):
         if backoff not in (True, False):
             raise TypeError(f"backoff must be True or False, not {shown_argument(backoff)}")
         self._close()
+        self._answered_by = _BY_REQUEUE
         if self._responder is not None:
             self._responder.requeue(self.id, delay, backoff)
         if self._signals is not None:
@@ -255,6 +264,7 @@ class Message(MessageFields):
         if self.has_responded():
             return
         self._close()
+        self._answered_by = _BY_TIMEOUT
         if self._responder is not None:
             self._responder.mark_timed_out(self)
 
@@ -274,7 +284,7 @@ class Message(MessageFields):
             del self._open
         except AttributeError:
             return True
-        self._finished_by_return = True
+        self._answered_by = _BY_RETURN
         if self._responder is not None:
             if self.timed_out:
                 self._responder.untrack_async((self,))
@@ -291,12 +301,8 @@ class Message(MessageFields):
                 self._responder.track_async(self)
 
     def _answered_twice_error(self) -> NSQException:
-        if hasattr(self, "_finished_by_return"):
-            return NSQException(
-                "already responded: the return of its handler finished it; a handler whose message is answered later "
-                "calls message.enable_async() before it returns"
-            )
-        return NSQException("already responded")
+        # Most messages are finished, so finish() saves the time to store that.
+        return NSQException(f"already responded: {getattr(self, '_answered_by', 'it was finished before')}")
 
     def is_async(self) -> bool:
         """Return True if the message was made async."""

@@ -3,6 +3,7 @@
 import pytest
 
 from gnsq.addresses import format_address, parse_address, parse_addresses
+from gnsq.discovery import parse_lookupds
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,13 @@ def test_address_that_is_something_else_is_refused_with_what_to_do(text, words):
     with pytest.raises(ValueError, match=words) as caught:
         parse_address(text)
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [("h", 4150), ["h", 4150], [("h", 4150)], ["a:1", ("h", 4150)]])
+@pytest.mark.parametrize("parse", [parse_addresses, parse_lookupds])
+def test_host_and_port_apart_are_refused_with_the_address_to_give(parse, value):
+    with pytest.raises(TypeError, match="an address is one str: give 'h:4150' in place of a host and a port"):
+        parse(value)
 
 
 @pytest.mark.parametrize("value", [None, 4150, {"a": 1}, [4150], ["a", None]])

@@ -15,7 +15,16 @@ from fakensqd import on
 from fakensqd.faults import delay
 from gnsq.contrib.batch import BatchHandler
 from gnsq.errors import NSQException, NSQNotSentClosed, NSQUnknownClosed
-from tests.helpers import LIMIT, child, closed_by_a_signal, peer, refused_port, silent_nsqd, wait_until
+from tests.helpers import (
+    LIMIT,
+    child,
+    closed_by_a_signal,
+    peer,
+    refused_port,
+    run_program,
+    silent_nsqd,
+    wait_until,
+)
 
 
 def make_consumer(addresses, **options):
@@ -445,3 +454,44 @@ def test_end_of_a_program_closes_all_clients_also_if_one_close_raises(fakensqd):
 
     assert out == "closed True\n"
     assert "KeyboardInterrupt" in err
+
+
+NEVER_STARTED = """
+    import sys
+    import gnsq
+
+    made = [gnsq.Consumer("t", "c", sys.argv[1], message_handler=lambda consumer, message: None)]
+    made += [gnsq.Consumer("closed", "c", sys.argv[1]), gnsq.Producer(sys.argv[1])]
+    made[1].close()
+    {end}
+"""
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("", ["t/c: the program ends, and the consumer was never started: start() lets it receive"]),
+        ("made[0].start(block=False); made[0].close()", []),
+        ("made[2].publish('t', b'x')", []),
+        ("raise KeyError", []),
+    ],
+    ids=["never", "started", "another", "failed"],
+)
+def test_consumer_that_was_never_started_is_told_at_the_end_of_the_program(fakensqd, end, expected):
+    code = textwrap.dedent(NEVER_STARTED).format(end=end)
+
+    done = run_program(code, fakensqd.tcp_address)
+
+    assert [line for line in done.stderr.splitlines() if "/c: " in line] == expected
+
+
+def test_consumer_that_is_started_after_its_close_says_what_to_do(fakensqd, caplog):
+    consumer = gnsq.Consumer("t", "c", fakensqd.tcp_address, message_handler=lambda consumer, message: None)
+    consumer.start(block=False)
+    consumer.close()
+
+    consumer.start()
+
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert text == "t/c: not started again, so it receives nothing: consumer was closed; make a new one"

@@ -184,6 +184,23 @@ def interleaved(function, step, first, second):
     return bool(met)
 
 
+@pytest.mark.parametrize("second", ["finish", "requeue", "touch"])
+@pytest.mark.parametrize(
+    ("first", "text"),
+    [
+        pytest.param(lambda message: message.finish(), "it was finished before", id="finish"),
+        pytest.param(lambda message: finish_all([message]), "it was finished before", id="finish_all"),
+        pytest.param(lambda message: message.requeue(), "it was requeued before", id="requeue"),
+        pytest.param(lambda message: message.drop(), "its timeout was over before that, and nsqd", id="timeout"),
+    ],
+)
+def test_second_answer_says_what_the_first_was(message, first, text, second):
+    first(message)
+
+    with pytest.raises(NSQException, match=f"^already responded: {text}"):
+        getattr(message, second)()
+
+
 @pytest.mark.parametrize("second", ["finish", "requeue"])
 @pytest.mark.parametrize("first", ["finish", "requeue"])
 def test_of_two_threads_that_answer_one_wins_wherever_they_meet(first, second):
@@ -200,7 +217,7 @@ def test_of_two_threads_that_answer_one_wins_wherever_they_meet(first, second):
         if not interleaved(getattr(Message, first), step, *calls):
             break
         assert len(responder.calls) == 1, step
-        assert refused == ["already responded"], step
+        assert refused[0].startswith("already responded: it was "), step
 
     assert step > 5
 

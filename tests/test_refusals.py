@@ -181,6 +181,16 @@ def test_auth_server_that_takes_a_grant_away_refuses_a_publish(producer, nsqd, a
     assert isinstance(outcome(producer, clock, body=b"2"), NSQUnauthorized)
 
 
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_refused_publish_tells_whose_secret_it_is(producer, auth, clock, method):
+    auth.set_grants("s", [Grant(topic="^other$"), Grant(topic="^another$")])
+
+    got = outcome(producer, clock, method=method[0], body=method[1])
+
+    assert isinstance(got, NSQUnauthorized)
+    assert "(the secret has identity s, 2 permissions; the auth server has the list, nsqd does not tell it)" in str(got)
+
+
 def test_other_nsqd_takes_what_an_expired_grant_has_refused(nsqd, auth, clock):
     with FakeNsqd(clock=clock, record=True) as other:
         addresses, strategy = [nsqd.tcp_address, other.tcp_address], first_of([nsqd, other])

@@ -358,7 +358,7 @@ class NsqdChecker:
         if identity.warnings:
             first.status, first.text = Status.WARNING, "; ".join(identity.warnings)
         if identity.auth:
-            recorder.checks[-1].text = _auth_text(identity)
+            recorder.checks[-1].text = identity.account
         logger.info("%s: connected, %s", self._target.address, identity.summary)
 
     def _certificate_names(self) -> tuple[str, ...]:
@@ -471,9 +471,3 @@ def _describe_tls(tls: ssl.SSLObject, check: Check) -> None:
 
 def _names(certificate: Any) -> tuple[str, ...]:  # Any: ssl's dictionary, whose values have several types
     return tuple(printable(value) for _, value in (certificate or {}).get("subjectAltName", ()))
-
-
-def _auth_text(identity: Identity) -> str:
-    name = printable(str(identity.auth.get("identity", ""))) or "without a name"
-    count = identity.auth.get("permission_count")
-    return f"identity {name}" + (f", {counted(count, 'permission')}" if isinstance(count, int) else "")

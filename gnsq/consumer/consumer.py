@@ -207,7 +207,7 @@ class Consumer(ConsumerSignals, Client):
         try:
             self._lifecycle.start()
         except NSQConnectionClosed as error:
-            self.log_owner.log(self.logger).warning("not started again: %s", error)
+            self.log_owner.log(self.logger).warning("not started again, so it receives nothing: %s", error)
         except BaseException:
             if self.threaded:
                 # The call was interrupted, or no thread could be started. Nobody may close a consumer that runs unseen.

@@ -54,6 +54,7 @@ from gnsq.errors import (
     NSQException,
     NSQProtocolError,
     NSQTimeout,
+    NSQUnauthorized,
     make_error,
 )
 from gnsq.logs import LogOwner
@@ -581,6 +582,8 @@ class Connection:
             self._listener.on_response(self, data)
 
     def _handle_error(self, error: NSQErrorCode) -> None:
+        if isinstance(error, NSQUnauthorized) and self.identity.auth:
+            error.hint = f"the secret has {self.identity.account}; the auth server has the list, nsqd does not tell it"
         self._listener.on_error(self, error)
         if not error.fatal:
             # nsqd has refused a FIN, REQ or TOUCH. These have no response, so the error belongs to no pending request.

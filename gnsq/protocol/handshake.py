@@ -18,7 +18,7 @@ from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.compression import DEFAULT_DEFLATE_LEVEL, Codec, Deflate, Snappy, require_snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, OK, RESPONSE, Frame
-from gnsq.texts import printable
+from gnsq.texts import counted, printable
 
 __all__ = [
     "Handshake",
@@ -126,6 +126,13 @@ class Identity:
         if self.auth:
             parts.append("AUTH")
         return ", ".join([f"nsqd {printable(self.version or '') or 'without negotiation'}", *parts])
+
+    @property
+    def account(self) -> str:
+        """What nsqd's response to AUTH tells of the secret: the name of its identity, and its number of permissions."""
+        name = printable(str(self.auth.get("identity", ""))) or "without a name"
+        count = self.auth.get("permission_count")
+        return f"identity {name}" + (f", {counted(count, 'permission')}" if isinstance(count, int) else "")
 
 
 Step = Write | ReadFrame | StartTLS | StartCompression
