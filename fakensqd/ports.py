@@ -6,6 +6,7 @@ Owns the sockets and the greenlets of connections and requests. Knows no command
 from __future__ import annotations
 
 import contextlib
+import io
 import weakref
 from collections.abc import Callable, Iterable
 from http.client import responses
@@ -26,6 +27,7 @@ from fakensqd.addresses import (
     open_socket,
     remove_socket_file,
 )
+from fakensqd.http_head import MAX_HEAD_SIZE, RefusedRequest, parse_head
 from fakensqd.router import Application, Request
 from gnsq.concurrency.forks import disown, register_after_fork
 from gnsq.concurrency.greenlets import OwnedGreenlet
@@ -37,36 +39,90 @@ if TYPE_CHECKING:
 
 __all__ = ["HttpPort", "Port", "TcpPort"]
 
-# Key of the socket in the environ of a request.
-_SOCKET_KEY = "fakensqd.socket"
-# Source: Go's net/http server.go badRequestError, badRequestHeaders.
-_BAD_REQUEST = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request"
-)
+# Key of the handler in the environ of a request.
+_HANDLER_KEY = "fakensqd.handler"
+# Bytes of a body that are read after the answer. Source: Go's net/http server.go, maxPostHandlerReadBytes.
+MAX_DISCARDED = 256 << 10
+# Seconds. Source: Go's net/http server.go, rstAvoidanceDelay.
+RESET_DELAY = 0.5
 
 
 class _Handler(CooperativeHandler):
-    path: str
+    """Reads requests as Go does, and closes the connection in the cases in which Go closes it."""
+
+    wsgi_input: Any  # gevent has no types
+    _lines: list[bytes] | None = None
+
+    def read_requestline(self) -> str:
+        """Read the whole head, since gevent's limits are others than Go's. Return "" if there is none."""
+        is_first, self._lines, size = self._lines is None, [], 0
+        while size <= MAX_HEAD_SIZE:
+            line: bytes = self.rfile.readline(MAX_HEAD_SIZE)
+            size += len(line)
+            if not line.strip(b"\r\n") and line.endswith(b"\n"):
+                break
+            self._lines.append(line)
+            if not line.endswith(b"\n"):
+                break
+        # After an answer, Go waits for four bytes before it reads a head.
+        return "head" if size >= (1 if is_first else 4) else ""
 
     def read_request(self, raw_requestline: str) -> bool:
-        """Read the request's head. Source: Go's net/http readRequest; net/url ParseRequestURI.
+        """Take over the head.
 
         Raises:
-            ValueError: If the request is malformed.
+            RefusedRequest: If Go refuses it.
         """
-        # gevent refuses a HEAD request with a body, and accepts GET.
-        is_head = raw_requestline.startswith("HEAD ")
-        super().read_request(raw_requestline.replace("HEAD", "GET", 1) if is_head else raw_requestline)
-        if is_head:
-            self.command = "HEAD"
-        if not self.path.startswith("/"):
-            raise ValueError("invalid URI for request")
+        head = parse_head(self._lines or ())
+        self.command, self.path = head.method, head.target
+        self.request_version = "HTTP/1.0" if head.is_old else "HTTP/1.1"
+        self.close_connection = head.closes
+        self.content_length = head.length
+        self.headers = self.MessageClass(io.BytesIO())
+        for name, value in head.headers:
+            self.headers[name] = value
+        if head.length is None:
+            self.headers["Transfer-Encoding"] = "chunked"
+        elif head.length:
+            self.headers["Content-Length"] = str(head.length)
+        if head.expects:
+            self.headers["Expect"] = "100-continue"
         return True
+
+    def _connection_upgrade_requested(self) -> bool:
+        return False
 
     def get_environ(self) -> dict[str, Any]:  # Any: WSGI's environ holds anything
         environ: dict[str, Any] = super().get_environ()
-        environ[_SOCKET_KEY] = self.socket
+        environ[_HANDLER_KEY] = self
         return environ
+
+    def leaves_body(self) -> bool:
+        """Return True if so much of the body is not read that Go closes the connection instead of reading it."""
+        body = self.wsgi_input
+        if self.content_length is None:
+            try:
+                is_left = len(body.read(MAX_DISCARDED + 1)) > MAX_DISCARDED
+            except OSError:
+                is_left = True
+        else:
+            is_left = self.content_length - body.position > MAX_DISCARDED
+        if is_left:
+            self.close_connection = True
+            self.wsgi_input = _Left()
+        return is_left
+
+    def handle_one_response(self) -> None:
+        super().handle_one_response()
+        if isinstance(self.wsgi_input, _Left):
+            self._close_gently()
+
+    def _close_gently(self) -> None:
+        """Let the client read the answer first, since a socket that is closed with unread bytes is reset."""
+        with contextlib.suppress(OSError), gevent.Timeout(RESET_DELAY, False):
+            self.socket.shutdown(socket.SHUT_WR)
+            while self.socket.recv(65536):
+                pass
 
     def handle_error(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:  # Any: a traceback
         """Respond to a request that failed. Close the connection without a response if stop() ended the request."""
@@ -75,8 +131,20 @@ class _Handler(CooperativeHandler):
         else:
             super().handle_error(kind, error, trace)
 
-    def _handle_client_error(self, error: Exception) -> tuple[str, bytes]:
-        return "400", _BAD_REQUEST
+    def _handle_client_error(self, error: Exception) -> tuple[str, bytes] | None:
+        refusal = error if isinstance(error, RefusedRequest) else RefusedRequest()
+        if not isinstance(error, RefusedRequest):
+            return "400", refusal.encode()
+        self.socket.sendall(refusal.encode())
+        self._close_gently()
+        return None
+
+
+class _Left:
+    """Takes the place of the body that is not read."""
+
+    def _discard(self) -> None:
+        pass
 
 
 class _Server(WSGIServer):  # type: ignore[misc]  # gevent has no types
@@ -104,11 +172,12 @@ def _wsgi(application: Application) -> Callable[..., Iterable[bytes]]:
     """Make the WSGI function of an application. Source: PEP 3333."""
 
     def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        request = Request(environ, environ[_SOCKET_KEY])
+        handler = environ[_HANDLER_KEY]
+        request = Request(environ, handler.socket)
         response = application(request)
         size = len(response.body) if response.size is None else response.size
         headers = [*response.headers, ("Content-Length", str(size))]
-        if response.size is not None:
+        if handler.leaves_body() or handler.close_connection or response.size is not None:
             headers.append(("Connection", "close"))
         start_response(f"{response.status} {responses.get(response.status, 'Status')}", headers)
         return [] if request.method == "HEAD" else [response.body]

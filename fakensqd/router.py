@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -184,12 +185,32 @@ class Router:
                 return HttpResponse(200, encoding_json.encode(value), (JSON_TYPE, *extra))
 
     def _respond_to_unknown(self, request: Request) -> HttpResponse:
-        path = request.path.rstrip("/")
-        if request.method == "GET" and "GET" in self._match(path)[0]:
-            location = f"{path}?{request.query_string}" if request.query_string else path
-            body = f'<a href="{html.escape(location)}">Moved Permanently</a>.\n\n'.encode("latin-1")
-            return HttpResponse(301, body, (("Location", location), ("Content-Type", "text/html; charset=utf-8")))
-        return self._error(404, "NOT_FOUND")
+        if request.path == "*" and request.method == "OPTIONS":
+            return HttpResponse(200, b"")
+        if (path := self._fixed(request)) is None:
+            return self._error(404, "NOT_FOUND")
+        location = f"{path}?{request.query_string}" if request.query_string else path
+        if request.method != "GET":
+            return HttpResponse(307, b"", (("Location", location),))
+        body = f'<a href="{html.escape(location)}">Moved Permanently</a>.\n\n'.encode("latin-1")
+        return HttpResponse(301, body, (("Location", location), ("Content-Type", "text/html; charset=utf-8")))
+
+    def _fixed(self, request: Request) -> str | None:
+        """Return the path that was meant: in another case, with or without its last slash, or without dots.
+
+        Source: httprouter's RedirectTrailingSlash and RedirectFixedPath.
+        """
+        if request.path == "/" or request.method == "CONNECT":
+            return None
+        clean = posixpath.normpath(f"/{request.path.lstrip('/')}")
+        for path, methods in self._routes.items():
+            if request.method in methods:
+                if path.rstrip("/").lower() == clean.lower():
+                    return path
+                head, _, argument = clean.rpartition("/")
+                if path.endswith("/:") and argument and path[:-2].lower() == head.lower():
+                    return f"{path[:-1]}{argument}"
+        return None
 
     def _error(self, status: int, text: str) -> HttpResponse:
         return HttpResponse(status, encoding_json.encode({"message": text}), (JSON_TYPE, NSQ_TYPE))
