@@ -111,7 +111,7 @@ def free_port(*offsets):
 def test_cluster_in_a_container_is_reached_from_the_host(fakensqd_image, topic, options):
     port = free_port(1, 10, 11)
     ports = [word for number in (port, port + 11) for word in ("--publish", f"127.0.0.1:{number}:{number}")]
-    addresses = ["--host=0.0.0.0", "--broadcast-address=127.0.0.1", f"--base-port={port}"]
+    addresses = ["--broadcast-address=127.0.0.1", f"--base-port={port}"]
     got = []
 
     with running(*options, *ports, fakensqd_image, "cluster", "--nsqds=1", *addresses) as container:

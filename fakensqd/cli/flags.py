@@ -6,6 +6,7 @@ Source of the names: nsqd --help, nsqlookupd --help.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,8 +16,10 @@ from fakensqd.options import IGNORED_OPTIONS, NSQ_VERSION, OWN_OPTIONS, LookupdO
 from gnsq.options import Options
 from gnsq.settings import Field, flag_name, form_text, help_text, is_list, read_value
 
-__all__ = ["Program", "programs"]
+__all__ = ["HOST_OR_NAME", "Program", "default_host", "programs"]
 
+# The default of the option broadcast_address.
+HOST_OR_NAME = "the host; with 0.0.0.0, the name of this machine"
 # Flags that are no options and have no effect, of both programs and of nsqd, with values of their types.
 _IGNORED: Mapping[str, object] = {"verbose": False, "log_prefix": ""}
 _IGNORED_BY_NSQD: Mapping[str, object] = {"worker_id": False, "statsd_prefix": "", **IGNORED_OPTIONS}
@@ -51,6 +54,11 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # not generic before c
             self.fail(str(error), param, ctx)
 
 
+def default_host() -> str:
+    """Return where servers listen if nothing says it: what the variable FAKENSQD_HOST says, which the image sets."""
+    return os.environ.get("FAKENSQD_HOST") or "127.0.0.1"
+
+
 def programs() -> tuple[Program, Program]:
     """Make nsqd and nsqlookupd, without the functions that run them."""
     nsqd = _program("nsqd", NsqdOptions, 4150, {**_IGNORED, **_IGNORED_BY_NSQD})
@@ -60,8 +68,9 @@ def programs() -> tuple[Program, Program]:
 
 
 def _program(name: str, options: type[Options], port: int, ignored: Mapping[str, object]) -> Program:
-    # Those of the real programs.
-    defaults = {f"{kind}_address": f"0.0.0.0:{port + at}" for at, kind in enumerate(("tcp", "http", "https"))}
+    # The ports of the real programs, which listen on all addresses.
+    host = default_host()
+    defaults = {f"{kind}_address": f"{host}:{port + at}" for at, kind in enumerate(("tcp", "http", "https"))}
     made = Program(
         name,
         help=f"Run as {name} {NSQ_VERSION}, with its flags. One dash will do: -tcp-address.",
@@ -83,7 +92,7 @@ def _program(name: str, options: type[Options], port: int, ignored: Mapping[str,
 def _field_option(field: Field, defaults: Mapping[str, str]) -> click.Option:
     name, choices = field.name, field.metadata["choices"]
     default = defaults.get(name, field.default)
-    text = help_text(field, "the name of this machine" if name == "broadcast_address" else default)
+    text = help_text(field, HOST_OR_NAME if name == "broadcast_address" else default)
     settings: dict[str, Any] = {"default": defaults.get(name), "multiple": is_list(field)}  # Any: click's
     if choices:
         settings["type"] = click.Choice(choices, case_sensitive=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fakensqd.addresses import join_address
-from fakensqd.cli.flags import Program, programs
+from fakensqd.cli.flags import HOST_OR_NAME, Program, default_host, programs
 from fakensqd.cli.program import run
 from fakensqd.options import NSQ_VERSION
 from gnsq.options import VERSION
@@ -55,8 +55,8 @@ for _program in programs():
 @click.option("--lookupds", default=1, show_default=True, type=click.IntRange(min=0), help="Number of nsqlookupds.")
 @click.option(
     "--host",
-    default="127.0.0.1",
-    show_default=True,
+    default=default_host,
+    show_default="127.0.0.1",
     metavar="ADDRESS",
     help="Where all servers listen: an IP address, or 0.0.0.0 for clients in other machines and containers.",
 )
@@ -64,7 +64,7 @@ for _program in programs():
     "--broadcast-address",
     metavar="NAME",
     help="Name or address under which clients reach the servers. nsqlookupd gives it to consumers, and it is printed."
-    "  [default: the host; with 0.0.0.0, the name of this machine]",
+    f"  [default: {HOST_OR_NAME}]",
 )
 @click.option(
     "--base-port",

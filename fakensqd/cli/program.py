@@ -26,6 +26,9 @@ __all__ = ["run"]
 
 logger = logging.getLogger(__name__)
 
+# Hosts that mean all addresses of this machine.
+_EVERYWHERE = ("", "0.0.0.0", "[::]")
+
 
 def run(program: str, options: Mapping[str, Any], ignored: Sequence[str]) -> int:  # Any: options are of all types
     """Run nsqd or nsqlookupd until SIGINT or SIGTERM; return the exit status.
@@ -38,7 +41,7 @@ def run(program: str, options: Mapping[str, Any], ignored: Sequence[str]) -> int
     # The start takes 247 ms without garbage collection, 259 ms with it: loading modules makes little garbage.
     gc.disable()
     try:
-        listening = _listen({"broadcast_address": os.uname().nodename, **options})
+        listening = _listen({"broadcast_address": _broadcast_address(options["tcp_address"]), **options})
         # This import takes 0.1 s. The ports listen already, so clients that connect meanwhile wait and are not refused.
         import gevent
         from gevent.event import Event
@@ -82,12 +85,18 @@ def _listen(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _broadcast_address(tcp_address: str) -> str:
+    """Return the address under which clients reach a server; the name of this machine if it listens on all of them."""
+    host, colon, _ = tcp_address.rpartition(":")
+    return os.uname().nodename if not colon or host in _EVERYWHERE else host.strip("[]")
+
+
 def _go_listen_address(address: str) -> str:
     """Convert an address as Go does: an empty host or 0.0.0.0 includes IPv6; an address without a port is a path."""
     if address and ":" not in address and "/" not in address:
         return f"./{address}"
     host, colon, port = address.rpartition(":")
-    every = colon and host in ("", "0.0.0.0", "[::]") and socket.has_dualstack_ipv6()
+    every = colon and host in _EVERYWHERE and socket.has_dualstack_ipv6()
     return f"[::]:{port}" if every else address
 
 

@@ -1,8 +1,7 @@
 # The emulator in place of nsqd and nsqlookupd, for tests in any language. At the repository's root:
 #     docker build --file integration/images/fakensqd.Dockerfile --tag fakensqd .
 #     docker run --rm -p 4150:4150 -p 4151:4151 fakensqd
-#     docker run --rm -p 4150:4150 -p 4161:4161 fakensqd cluster --nsqds 1 --host 0.0.0.0 --broadcast-address localhost \
-#         --base-port 4150
+#     docker run --rm -p 4150:4150 -p 4161:4161 fakensqd cluster --nsqds 1 --broadcast-address localhost --base-port 4150
 FROM python:3.13-slim AS build
 COPY . /src
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /built /src
@@ -13,7 +12,7 @@ COPY --from=build /built/requirements.txt /built/
 RUN pip install --no-cache-dir --requirement /built/requirements.txt
 COPY --from=build /built /built
 RUN pip install --no-cache-dir --no-deps /built/*.whl
-ENV PYTHONUNBUFFERED=1
+ENV FAKENSQD_HOST=0.0.0.0 PYTHONUNBUFFERED=1
 USER 65534:65534
 WORKDIR /tmp
 EXPOSE 4150 4151 4160 4161

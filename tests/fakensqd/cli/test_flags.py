@@ -34,7 +34,14 @@ def test_program_has_every_flag_of_the_real_one(program, options, count):
 
 @pytest.mark.parametrize(("program", "server", "port"), [(NSQD, FakeNsqd, 4150), (LOOKUPD, FakeLookupd, 4160)])
 def test_defaults_make_a_server(program, server, port):
-    assert server(**given(program=program)).tcp_address == f"0.0.0.0:{port}"
+    assert server(**given(program=program)).tcp_address == f"127.0.0.1:{port}"
+
+
+def test_variable_of_the_image_says_where_servers_listen(monkeypatch):
+    monkeypatch.setenv("FAKENSQD_HOST", "0.0.0.0")
+    program, _ = programs()
+
+    assert given("--msg-timeout=5s", program=program)["tcp_address"] == "0.0.0.0:4150"
 
 
 # The command lines with which test suites of other clients start nsqd have such flags.

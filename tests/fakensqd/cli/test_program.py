@@ -107,6 +107,13 @@ raise SystemExit("it goes on")
 
 
 @pytest.mark.subprocess
+@pytest.mark.parametrize(("address", "given_name"), [("127.0.0.1:0", "127.0.0.1"), (":0", os.uname().nodename)])
+def test_clients_are_told_the_host_of_the_server(address, given_name):
+    with program("nsqd", f"--tcp-address={address}", "--http-address=127.0.0.1:0") as server:
+        assert request(server.addresses["HTTP"], "GET", "/info")["broadcast_address"] == given_name
+
+
+@pytest.mark.subprocess
 def test_flags_reach_the_server(configured, client_context):
     assert list(configured.addresses) == ["TCP", "HTTP", "HTTPS"]
     answer = Client(configured.tcp).identify(snappy=True, tls_v1=True)
