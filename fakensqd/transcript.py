@@ -91,7 +91,7 @@ class Entry:
 
 
 class Transcript:
-    """Entries in order, with methods that select and count them.
+    """Entries in order, with methods that select them. Each returns a list; its length is the count.
 
     Args:
         max_entries, max_bytes: Limits of the number of entries, and of the bytes of all bodies in them. The oldest
@@ -151,17 +151,17 @@ class Transcript:
         """Return the body of each message that was pushed, once for each push."""
         return [body for entry in self._of("message", topic=topic, channel=channel) for body in entry.bodies]
 
-    def finished(self, topic: str | None = None, channel: str | None = None) -> int:
-        """Count the FINs that were accepted."""
-        return self._count("FIN", topic, channel)
+    def finished(self, topic: str | None = None, channel: str | None = None) -> list[bytes]:
+        """Return the id of the message of each FIN that was accepted."""
+        return self._answered("FIN", topic, channel)
 
-    def requeued(self, topic: str | None = None, channel: str | None = None) -> int:
-        """Count the REQs that were accepted."""
-        return self._count("REQ", topic, channel)
+    def requeued(self, topic: str | None = None, channel: str | None = None) -> list[bytes]:
+        """Return the id of the message of each REQ that was accepted."""
+        return self._answered("REQ", topic, channel)
 
-    def touched(self, topic: str | None = None, channel: str | None = None) -> int:
-        """Count the TOUCHes that were accepted."""
-        return self._count("TOUCH", topic, channel)
+    def touched(self, topic: str | None = None, channel: str | None = None) -> list[bytes]:
+        """Return the id of the message of each TOUCH that was accepted."""
+        return self._answered("TOUCH", topic, channel)
 
     def commands(self, name: str | None = None) -> list[str]:
         """Return the name of each received command, executed or not. With a name, only of commands with this name."""
@@ -186,8 +186,9 @@ class Transcript:
         """Return the names of the rules that fired, one name each time that a rule fired."""
         return [entry.name for entry in self.select("fault")]
 
-    def _count(self, name: str, topic: str | None, channel: str | None) -> int:
-        return sum(entry.executed for entry in self._of("command", name=name, topic=topic, channel=channel))
+    def _answered(self, name: str, topic: str | None, channel: str | None) -> list[bytes]:
+        entries = self._of("command", name=name, topic=topic, channel=channel)
+        return [entry.message_id for entry in entries if entry.executed]
 
     def _of(self, kind: str, **wanted: str | None) -> list[Entry]:
         """Return the entries of this kind with the wanted values. A wanted None matches every value."""

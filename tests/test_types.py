@@ -317,7 +317,7 @@ from typing import assert_type
 import pytest
 
 from fakensqd import FakeAuthServer, FakeCluster, FakeLookupd, FakeNsqd, Grant, Relay, Transcript, on
-from fakensqd.faults import corrupt, disconnect, inject
+from fakensqd.faults import corrupt, disconnect, error, inject
 from fakensqd.server import ServerThread
 
 
@@ -330,6 +330,8 @@ def test_fixture(fakensqd: FakeNsqd) -> None:
     assert_type(fakensqd.transcript, Transcript)
     fakensqd.publish("orders", b"42", b"43", delay=1.5)
     fakensqd.assert_published("orders", b"42", count=1, timeout=5.0)
+    fakensqd.assert_published("orders", lambda body: body.startswith(b"4"), json={"id": 42})
+    assert_type(fakensqd.transcript.finished("orders"), list[bytes])
     with fakensqd.add(on.reply("PUB", topic="orders").nth(2), disconnect()) as added:
         assert_type(added.fired, int)
     fakensqd.restart(keep_messages=False)
@@ -372,6 +374,8 @@ WRONG_IN_A_TEST = [
     ("FakeAuthServer(thread=True)", "call-arg"),
     ("fakecluster.messages(1)", "arg-type"),
     ("on.frame('pong')", "arg-type"),
+    ("on.reply('PUBB')", "arg-type"),
+    ("error('E_NOPE')", "arg-type"),
     ("corrupt('head')", "arg-type"),
     ("inject('beat')", "arg-type"),
 ]

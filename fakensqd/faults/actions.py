@@ -93,8 +93,16 @@ def action(
     return register
 
 
+ErrorCode = Literal[
+    "E_AUTH_DISABLED", "E_AUTH_ERROR", "E_AUTH_FAILED", "E_AUTH_FIRST", "E_BAD_BODY", "E_BAD_CHANNEL", "E_BAD_MESSAGE",
+    "E_BAD_PROTOCOL", "E_BAD_TOPIC", "E_DPUB_FAILED", "E_FINISH_FAILED", "E_FIN_FAILED", "E_IDENTIFY_FAILED",
+    "E_INVALID", "E_MPUB_FAILED", "E_PUB_FAILED", "E_PUT_FAILED", "E_REQUEUE_FAILED", "E_REQ_FAILED", "E_SUB_FAILED",
+    "E_TOUCH_FAILED", "E_UNAUTHORIZED",
+]  # fmt: skip
+
+
 @action(points=_TCP)
-def error(code: str, text: str = "") -> ActionFunction:
+def error(code: ErrorCode, text: str = "") -> ActionFunction:
     """Send an error frame instead of the frame that the rule matches, or instead of executing the command. Close the
     connection if the error is fatal; on nsqlookupd, every error is fatal.
 

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any, Literal, Self, TypedDict, Unpack, get_args
 
 from fakensqd.effects import FaultStep
+from gnsq.texts import nearest
 
 __all__ = [
     "Action",
@@ -69,6 +70,11 @@ class ServerProtocol:
 
 
 FrameName = Literal["message", "heartbeat"]
+# Of nsqd and nsqlookupd.
+CommandName = Literal[
+    "AUTH", "CLS", "DPUB", "FIN", "IDENTIFY", "MPUB", "NOP", "PING", "PUB", "RDY", "REGISTER", "REQ", "SUB", "TOUCH",
+    "UNREGISTER",
+]  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -256,14 +262,14 @@ class on:  # lower case, since rules read as sentences: ``on.command(...)``; nev
     """Makes a Match: ``on.command("PUB", topic="orders")``. The rule fires once if no first(), always() ... follows."""
 
     @staticmethod
-    def command(kind: str | None = None, **matchers: Unpack[Matchers]) -> Match:
+    def command(kind: CommandName | None = None, **matchers: Unpack[Matchers]) -> Match:
         """Match a received command, before it is executed. The actions may replace the execution."""
-        return _match(Point.COMMAND, kind, matchers)
+        return _match(Point.COMMAND, _known(kind), matchers)
 
     @staticmethod
-    def reply(kind: str | None = None, **matchers: Unpack[Matchers]) -> Match:
+    def reply(kind: CommandName | None = None, **matchers: Unpack[Matchers]) -> Match:
         """Match the server's reply to a command: also an error, or no frame at all, as nsqd's reply to a valid FIN."""
-        return _match(Point.REPLY, kind, matchers)
+        return _match(Point.REPLY, _known(kind), matchers)
 
     @staticmethod
     def frame(kind: FrameName | None = None, **matchers: Unpack[Matchers]) -> Match:
@@ -301,6 +307,12 @@ class on:  # lower case, since rules read as sentences: ``on.command(...)``; nev
             raise ValueError("the body of a request is not known before it is executed: use executed=True")
         point = Point.HTTP_ANSWER if executed else Point.HTTP
         return Match(point, kind, topic, channel, body=body, method=method, where=where)
+
+
+def _known(kind: str | None) -> str | None:
+    if kind is not None and kind not in (names := get_args(CommandName)):
+        raise ValueError(f"{kind!r} is no command of nsqd or nsqlookupd{nearest([kind], names, 'commands are')}")
+    return kind
 
 
 def _match(point: Point, kind: str | None, matchers: Matchers) -> Match:

@@ -9,8 +9,9 @@ import contextlib
 import difflib
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from json import dumps, loads
 from typing import TYPE_CHECKING
 
 from fakensqd.transcript import UnknownChannel, failure, shown_body, wait_until
@@ -85,6 +86,23 @@ class PublishedBodies:
         return {topic: list(record.bodies) for topic, record in self._records.items()}
 
 
+Matcher = Callable[[bytes], bool]
+_NOTHING: object = object()  # None is JSON's null
+
+
+@dataclass(frozen=True, eq=False)
+class AsJson:
+    """Returns True for a body that is this value as JSON."""
+
+    value: object
+
+    def __call__(self, body: bytes) -> bool:
+        try:
+            return bool(loads(body) == self.value)
+        except ValueError:
+            return False
+
+
 class MessageAssertions(ABC):
     """Base class of servers that record the messages published to them."""
 
@@ -131,33 +149,43 @@ class MessageAssertions(ABC):
     def _transcript_end(self) -> str:
         """Return the end of the transcript as text; empty if nothing is recorded."""
 
-    def assert_published(self, topic: str, *bodies: bytes, count: int | None = None, timeout: float = 0.0) -> None:
+    def assert_published(
+        self,
+        topic: str,
+        *bodies: bytes | Matcher,
+        json: object = _NOTHING,
+        count: int | None = None,
+        timeout: float = 0.0,
+    ) -> None:
         """Assert that messages were published to a topic, in any order, and maybe with others between them.
 
         Use ``assert nsqd.messages("orders") == [b"1", b"2"]`` to compare all messages and their order.
 
         Args:
             bodies: Without count, each must have been published at least as often as given here. Default: any message.
+                In place of a body, a function that gets one and returns whether it is wanted.
+            json: A value that a wanted body has as JSON.
             count: How often exactly each body must have been published; without bodies, how many messages in all.
             timeout: Seconds of real time to wait until the assertion is true.
 
         Raises:
             AssertionError: If the assertion is false. The text has the last bodies of this topic or of the one with the
                 most similar name, the body that is nearest to the missing one, and the transcript's end.
-            TypeError: If a body is not bytes.
+            TypeError: If a body is neither bytes nor a function.
             RuntimeError: If bodies of the topic were dropped, see messages().
         """
         __tracebackhide__ = True
-        check_body_types(bodies)
+        check_body_types([body for body in bodies if not callable(body)])
+        wanted = bodies if json is _NOTHING else (*bodies, AsJson(json))
 
         def is_met() -> bool:
-            return next(unmet(self.messages(topic), bodies, count), None) is None
+            return next(unmet(self.messages(topic), wanted, count), None) is None
 
         if timeout:
             with contextlib.suppress(AssertionError):
                 wait_until(is_met, timeout=timeout)
         if not is_met():
-            text = published_difference(topic, self._kept_bodies(), bodies, count)
+            text = published_difference(topic, self._kept_bodies(), wanted, count)
             raise failure(f"{text}\n(after {timeout:g} s)" if timeout else text, self._transcript_end())
 
 
@@ -173,8 +201,8 @@ def check_body_types(bodies: Sequence[object]) -> None:
 
 
 def unmet(
-    published: Sequence[bytes], wanted: Sequence[bytes], count: int | None
-) -> Iterator[tuple[bytes | None, int, int]]:
+    published: Sequence[bytes], wanted: Sequence[bytes | Matcher], count: int | None
+) -> Iterator[tuple[bytes | Matcher | None, int, int]]:
     """List what is published too rarely or too often: the body (None: any), how often it is, how often it must be.
 
     Args:
@@ -184,12 +212,13 @@ def unmet(
         yield None, len(published), 1 if count is None else count
     found = Counter(published)
     for body, least in Counter(wanted).items():
-        if found[body] != count if count is not None else found[body] < least:
-            yield body, found[body], least if count is None else count
+        number = sum(map(body, published)) if callable(body) else found[body]
+        if number != count if count is not None else number < least:
+            yield body, number, least if count is None else count
 
 
 def published_difference(
-    topic: str, kept: Mapping[str, Sequence[bytes]], wanted: Sequence[bytes], count: int | None
+    topic: str, kept: Mapping[str, Sequence[bytes]], wanted: Sequence[bytes | Matcher], count: int | None
 ) -> str:
     """Explain the first thing that unmet() lists for a topic, by what was published to it and to other topics.
 
@@ -203,10 +232,11 @@ def published_difference(
         head = f"expected {counted(expected, 'message') if expected else 'none'}{at_least} in topic {topic!r}"
     elif found:
         times = "once" if found == 1 else f"{found} times"
-        head = f"{shown_body(body)} was published {times} to topic {topic!r}, expected {expected}{at_least}"
+        head = f"{_shown(body)} was published {times} to topic {topic!r}, expected {expected}{at_least}"
     else:
-        head = f"{shown_body(body)} was not published to topic {topic!r}{_nearest(body, published)}"
-        elsewhere = [repr(name) for name, bodies in kept.items() if name != topic and body in bodies]
+        head = f"{_shown(body)} was not published to topic {topic!r}{_nearest(body, published)}"
+        matches = body if callable(body) else body.__eq__
+        elsewhere = [repr(name) for name, bodies in kept.items() if name != topic and any(map(matches, bodies))]
         if elsewhere:
             head += f"\nit was published to topic {', '.join(elsewhere[:_SHOWN_TOPICS])}"
     return f"{head}\n{_describe(topic, kept)}"
@@ -229,8 +259,22 @@ def _describe(topic: str, kept: Mapping[str, Sequence[bytes]]) -> str:
     return "\n  ".join([f"{head} ({counted(len(published), 'message')}{last}):", *map(shown_body, shown)])
 
 
-def _nearest(body: bytes, published: Sequence[bytes]) -> str:
+def _shown(body: bytes | Matcher) -> str:
+    if isinstance(body, AsJson):
+        return f"JSON {_json_text(body.value)}"
+    return f"a body for which {getattr(body, '__name__', repr(body))} is true" if callable(body) else shown_body(body)
+
+
+def _json_text(value: object) -> str:
+    return dumps(value, default=repr)
+
+
+def _nearest(body: bytes | Matcher, published: Sequence[bytes]) -> str:
     """Describe the published body that is most similar to the wanted one, and the first byte that differs."""
+    if isinstance(body, AsJson):
+        body = _json_text(body.value).encode()
+    if callable(body):
+        return ""
     others = {other[:_COMPARED_BYTES].decode("latin-1"): other for other in reversed(published[-_COMPARED_MESSAGES:])}
     similar = difflib.get_close_matches(body[:_COMPARED_BYTES].decode("latin-1"), others, n=1, cutoff=1e-9)
     if not similar:

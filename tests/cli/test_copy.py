@@ -133,7 +133,7 @@ def test_messages_that_are_copied_after_the_connection_is_lost_are_said_to_be_do
     fakensqd.publish("t", b"first")
 
     def lose_connection():
-        wait_until(lambda: fakensqd.transcript.finished("t") == 1)
+        wait_until(lambda: len(fakensqd.transcript.finished("t")) == 1)
         stalled = other.link.add(stall(), upstream=False)
         fakensqd.publish("t", *[b"x"] * 10)
         wait_until(lambda: len(other.messages("t")) == 11)
@@ -155,7 +155,7 @@ def test_copying_goes_on_when_the_target_is_back(fakensqd, other):
     other.down()
 
     def restart():
-        wait_until(lambda: fakensqd.transcript.requeued("t") >= 2)
+        wait_until(lambda: len(fakensqd.transcript.requeued("t")) >= 2)
         other.up()
 
     with background(restart):

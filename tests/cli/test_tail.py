@@ -48,7 +48,7 @@ def test_bodies_are_written_unchanged_if_stdout_is_no_terminal(fakensqd):
 
     assert result.exit_code == 0
     assert result.stdout_bytes == b"\n".join(BODIES) + b"\n"
-    assert fakensqd.transcript.finished("t") == 3
+    assert len(fakensqd.transcript.finished("t")) == 3
 
 
 def test_json_has_all_of_a_message(fakensqd):
@@ -241,7 +241,7 @@ def test_look_shows_some_messages_and_gives_all_back(fakensqd):
     assert sorted(result.stdout.split(), key=int) == [str(number) for number in range(20)]
     assert "20 messages given back; the look counts as an attempt of each, towards max_tries" in result.stderr
     assert len(fakensqd.messages("dead", "review")) == 50
-    assert fakensqd.transcript.finished("dead") == 0
+    assert len(fakensqd.transcript.finished("dead")) == 0
     assert fakensqd.transcript.commands().count("REQ") == 20
 
 
@@ -368,7 +368,7 @@ def test_json_excludes_other_formats(fakensqd, other):
 def test_signal_ends_in_order(fakensqd):
     fakensqd.publish("t", b"1")
 
-    with signalled_when(lambda: fakensqd.transcript.finished("t") == 1):
+    with signalled_when(lambda: len(fakensqd.transcript.finished("t")) == 1):
         result = gnsq(fakensqd, "tail", "t", "--channel", "c")
 
     assert (result.exit_code, result.stdout) == (0, "1\n")
@@ -379,7 +379,7 @@ def test_signal_ends_in_order(fakensqd):
 def test_signal_before_the_count_is_reached_is_an_error(fakensqd, number, status):
     fakensqd.publish("t", b"1")
 
-    with signalled_when(lambda: fakensqd.transcript.finished("t") == 1, number):
+    with signalled_when(lambda: len(fakensqd.transcript.finished("t")) == 1, number):
         result = gnsq(fakensqd, "tail", "t", "-n", "2", "--take")
 
     assert result.exit_code == status
@@ -388,7 +388,7 @@ def test_signal_before_the_count_is_reached_is_an_error(fakensqd, number, status
 def test_signal_ends_a_wait_for_the_rate(fakensqd):
     fakensqd.publish("t", b"1", b"2")
 
-    with signalled_when(lambda: fakensqd.transcript.finished("t") == 1):
+    with signalled_when(lambda: len(fakensqd.transcript.finished("t")) == 1):
         result = gnsq(fakensqd, "tail", "t", "--channel", "c", "--rate", "0.01")
 
     assert result.exit_code == 0
@@ -400,7 +400,7 @@ def test_reader_that_ends_gets_no_traceback_and_loses_no_message(fakensqd):
     fakensqd.publish("t", b"1")
     with started(fakensqd, "tail", "t", "--channel", "c") as program:
         assert program.stdout.readline() == "1\n"
-        wait_for_program(program, lambda: fakensqd.transcript.finished("t") == 1)
+        wait_for_program(program, lambda: len(fakensqd.transcript.finished("t")) == 1)
         program.stdout.close()
         code = program.wait()
         fakensqd.publish("t", b"2")

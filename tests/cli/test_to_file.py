@@ -83,7 +83,7 @@ def test_bodies_are_written_as_lines_and_finished(fakensqd, to_file, out, compre
     assert result.exit_code == 0, result.output
     assert sorted(lines(out)) == bodies(500)
     assert [path.name.endswith(suffix) for path in files(out)] == [True]
-    assert fakensqd.transcript.finished("t", "to-file") == 500
+    assert len(fakensqd.transcript.finished("t", "to-file")) == 500
 
 
 def test_json_has_the_fields_of_a_message(fakensqd, to_file, out):
@@ -132,8 +132,8 @@ def test_count_leaves_the_other_messages_to_the_channel(fakensqd, to_file, out):
     to_file("-n", "120", "--max-in-flight", "50")
 
     assert len(lines(out)) == 120
-    assert fakensqd.transcript.finished("t") == 120
-    assert fakensqd.transcript.requeued("t") == 0
+    assert len(fakensqd.transcript.finished("t")) == 120
+    assert len(fakensqd.transcript.requeued("t")) == 0
     assert fakensqd.depth("t", "to-file") == 180
 
 
@@ -144,9 +144,9 @@ def test_message_is_finished_after_fsync_only(fakensqd, to_file, out, monkeypatc
     fsync, finished = os.fsync, []
 
     def count_finished(descriptor):
-        finished.append(fakensqd.transcript.finished("t"))
+        finished.append(len(fakensqd.transcript.finished("t")))
         fsync(descriptor)
-        finished.append(fakensqd.transcript.finished("t"))
+        finished.append(len(fakensqd.transcript.finished("t")))
 
     out.mkdir()
     monkeypatch.setattr(os, "fsync", count_finished)
@@ -156,7 +156,7 @@ def test_message_is_finished_after_fsync_only(fakensqd, to_file, out, monkeypatc
 
     # The fsyncs of the new file and of its directory, then FIN, then that of the directory with the final name.
     assert finished[:4] == [0, 0, 0, 0]
-    assert fakensqd.transcript.finished("t") == 5
+    assert len(fakensqd.transcript.finished("t")) == 5
 
 
 @pytest.mark.fakensqd(msg_timeout=1.0)
@@ -164,8 +164,8 @@ def test_messages_are_touched_while_the_disk_is_slow(fakensqd, to_file, out, mon
     fsync = os.fsync
 
     def slow_fsync(descriptor):
-        if fakensqd.transcript.touched("t") < 4:
-            fakensqd.wait_until(lambda nsqd: nsqd.transcript.touched("t") >= 4)
+        if len(fakensqd.transcript.touched("t")) < 4:
+            fakensqd.wait_until(lambda nsqd: len(nsqd.transcript.touched("t")) >= 4)
         fsync(descriptor)
 
     out.mkdir()
@@ -175,7 +175,7 @@ def test_messages_are_touched_while_the_disk_is_slow(fakensqd, to_file, out, mon
     result = to_file("-n", "2", "--sync-interval", "0.01")
 
     assert result.exit_code == 0, result.output
-    assert fakensqd.transcript.finished("t") == 2
+    assert len(fakensqd.transcript.finished("t")) == 2
     assert fakensqd.transcript.delivered("t") == [b"1", b"2"]
 
 
@@ -183,7 +183,7 @@ def test_messages_are_touched_while_the_disk_is_slow(fakensqd, to_file, out, mon
 def test_message_is_written_before_its_timeout_even_if_the_interval_is_longer(fakensqd, to_file):
     fakensqd.publish("t", b"1")
 
-    with signalled_when(lambda: fakensqd.transcript.finished("t")):
+    with signalled_when(lambda: len(fakensqd.transcript.finished("t"))):
         to_file("--sync-interval", "60")
 
     assert fakensqd.transcript.delivered("t") == [b"1"]
@@ -205,7 +205,7 @@ def test_full_disk_is_an_error_and_the_messages_are_requeued(fakensqd, to_file, 
     assert result.exit_code == 1
     assert "File too large. 10 messages were requeued. Free space" in result.output
     assert list(out.iterdir()) == []
-    assert fakensqd.transcript.finished("t") == 0
+    assert len(fakensqd.transcript.finished("t")) == 0
     assert fakensqd.depth("t", "to-file") + fakensqd.in_flight("t", "to-file") == 10
     assert channel_stats(fakensqd, "t", "to-file")["requeue_count"] == 10
 
@@ -329,7 +329,7 @@ def test_signal_completes_the_file_of_messages_that_wait(fakensqd, start, out, n
         started.stop()
 
     assert sorted(lines(out)) == bodies(20)
-    assert fakensqd.transcript.finished("t") == 20
+    assert len(fakensqd.transcript.finished("t")) == 20
     assert "20 messages written" in started.err
     assert "Traceback" not in started.err
 
@@ -350,7 +350,7 @@ def test_two_processes_share_a_directory(fakensqd, start, out):
     with start(*arguments) as first, start(*arguments) as second:
         wait_for_program(second.process, lambda: len(fakensqd.transcript.select("command", name="SUB")) == 2)
         fakensqd.publish("t", *bodies(2000))
-        wait_for_program(first.process, lambda: fakensqd.transcript.finished("t") == 2000)
+        wait_for_program(first.process, lambda: len(fakensqd.transcript.finished("t")) == 2000)
         first.stop()
         second.stop()
 
@@ -374,7 +374,7 @@ def test_kill_loses_no_message(fakensqd, start, out, compress):
         # However fast it is, there is more to do.
         if fakensqd.depth("t", "to-file") < 50:
             publish_more()
-        return fakensqd.transcript.finished("t") >= 30
+        return len(fakensqd.transcript.finished("t")) >= 30
 
     publish_more()
     with start(*arguments) as killed:
@@ -486,7 +486,7 @@ def test_kill_loses_no_record_with_another_delimiter_in_a_directory(fakensqd, in
     arguments = words(fakensqd, out, *options, "--delimiter", ",")
 
     with child(sys.executable, "-m", "gnsq", *arguments) as process:
-        wait_for_program(process, lambda: fakensqd.transcript.finished("t") == 1)
+        wait_for_program(process, lambda: len(fakensqd.transcript.finished("t")) == 1)
         process.kill()
         process.wait()
     result = invoke(*words(fakensqd, out, *options, "--idle", "0.1"))

@@ -183,7 +183,7 @@ def test_statistics_are_json(fakensqd, consumer, producer):
     one, other = consumer(max_in_flight=7), producer(name="orders")
     one.start(block=False)
     other.publish("t", b"1")
-    fakensqd.wait_until(lambda nsqd: nsqd.transcript.finished("t"), 1)
+    fakensqd.wait_until(lambda nsqd: len(nsqd.transcript.finished("t")), 1)
 
     status, headers, text = ask(HealthApplication(one, other), "/stats")
     stats = json.loads(text)

@@ -4,7 +4,7 @@ Every Python block of PAGES runs. Comments right before a block say how:
 
     <!-- before: nsqd.publish("clicks", b"1") -->    code that runs before the block; it may set another ``nsqd``, and
                                                      ``files``: texts in the block, and those that take their place
-    <!-- until: nsqd.transcript.finished() == 1 -->  after that is true, the clients of the block are closed
+    <!-- until: len(nsqd.transcript.finished()) == 1 -->  after that is true, the clients of the block are closed
     <!-- after: assert nsqd.depth("clicks") == 0 --> code that runs after it, with the names of the block
     <!-- process -->                                 the block runs as a program of its own
     <!-- stdin: text -->                             what this program reads

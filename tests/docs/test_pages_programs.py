@@ -40,7 +40,7 @@ def test_kill_of_the_program_that_copies_loses_no_message(fakensqd, fakelookupd,
     stopped = on.command("MPUB", where=lambda _: fakensqd.messages("copies")).always()
 
     with fakensqd.add(stopped, drop()) as rule, child(sys.executable, str(path)):
-        wait_until(lambda: rule.fired and fakensqd.transcript.finished("orders"))
+        wait_until(lambda: rule.fired and len(fakensqd.transcript.finished("orders")))
 
     copied = set(fakensqd.messages("copies"))
     assert 0 < len(copied) < len(bodies)

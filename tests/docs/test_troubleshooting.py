@@ -60,7 +60,7 @@ def nsqd_is_away(logged):
 def channel_is_paused(fakensqd):
     fakensqd.publish("orders", b"1", b"2")
     with consuming(fakensqd):
-        wait_until(lambda: fakensqd.transcript.finished() == 2)
+        wait_until(lambda: len(fakensqd.transcript.finished()) == 2)
         gnsq(fakensqd, "channel", "pause", "orders", "billing")
         fakensqd.publish("orders", b"3", b"4")
         return gnsq(fakensqd, "stats", "orders", COLUMNS="200").output
@@ -181,7 +181,7 @@ def nobody_consumes(fakensqd):
     client.create_channel("orders", "archive-old")
     fakensqd.publish("orders", *[b"%d" % number for number in range(2500)])
     with consuming(fakensqd, max_in_flight=100):
-        wait_until(lambda: fakensqd.transcript.finished() == 2500)
+        wait_until(lambda: len(fakensqd.transcript.finished()) == 2500)
         return gnsq(fakensqd, "stats", "orders", COLUMNS="200").output
 
 

@@ -122,7 +122,7 @@ def test_command_of_django_stores_orders(fakensqd, start):
             assert program.wait() == 0, program.communicate()
 
     with start(PAGE, "-m", "django", "bill_orders") as program:
-        wait_for_program(program, lambda: fakensqd.transcript.finished() == 2)
+        wait_for_program(program, lambda: len(fakensqd.transcript.finished()) == 2)
         program.send_signal(signal.SIGTERM)
         out, err = program.communicate()
 
@@ -140,7 +140,7 @@ def test_service_of_systemd_says_that_it_is_ready(fakensqd, start, socket_folder
         variables = {"NSQD": fakensqd.tcp_address, "NOTIFY_SOCKET": str(socket_folder / "notify")}
         with start("guides/systemd.md", "worker.py", **variables) as program:
             states = {systemd.recv(100), systemd.recv(100)}
-            wait_for_program(program, lambda: fakensqd.transcript.finished() == 1)
+            wait_for_program(program, lambda: len(fakensqd.transcript.finished()) == 1)
             program.send_signal(signal.SIGTERM)
             out, err = program.communicate()
 

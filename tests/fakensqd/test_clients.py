@@ -115,7 +115,7 @@ def test_asyncnsq_client(fakensqd):
         return message.body
 
     assert asyncio.run(asyncio.wait_for(talk(), 20)) == b"42"
-    wait_until(lambda: fakensqd.transcript.finished() == 1)
+    wait_until(lambda: len(fakensqd.transcript.finished()) == 1)
 
 
 def test_pynsq_client(fakensqd):
@@ -142,4 +142,4 @@ def test_pynsq_client(fakensqd):
     asyncio.run(talk())
 
     assert got == [42]
-    wait_until(lambda: fakensqd.transcript.finished() == 1)
+    wait_until(lambda: len(fakensqd.transcript.finished()) == 1)

@@ -228,7 +228,7 @@ def test_failed_assertions_show_what_came_instead_and_the_transcript_once(outcom
 
         def test_transcript(fakensqd):
             post(fakensqd.http_address, "/pub?topic=bill")
-            assert fakensqd.transcript.finished("bill", "c") == 1
+            assert len(fakensqd.transcript.finished("bill", "c")) == 1
         """
     )
 

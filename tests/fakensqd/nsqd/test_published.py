@@ -167,9 +167,28 @@ def test_assert_published_passes(server):
     server.assert_published("orders", b"3", count=0)
     server.assert_published("orders", count=3)
     server.assert_published("other", count=0)
+    server.assert_published("orders", lambda body: body > b"1", b"1")
+    server.assert_published("orders", json=2, count=2)
+    server.assert_published("orders", json=None, count=0)
 
 
 FAILURES = [
+    pytest.param(
+        ("orders",),
+        {"json": "order 43"},
+        "JSON \"order 43\" was not published to topic 'orders'\n"
+        "nearest is b'order 42', which differs from byte 0 on\n"
+        "published (3 messages):\n  b'order 42'\n  b'?'\n  b'?'",
+        id="JSON",
+    ),
+    pytest.param(
+        ("orders", bytes.isdigit),
+        {},
+        "a body for which isdigit is true was not published to topic 'orders'\n"
+        "it was published to topic 'many'\n"
+        "published (3 messages):\n  b'order 42'\n  b'?'\n  b'?'",
+        id="a function",
+    ),
     pytest.param(
         ("orders", b"order 44"),
         {},
