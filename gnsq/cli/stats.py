@@ -64,7 +64,7 @@ The JSON of --json is one object:
 
 Rates are messages a second. A number that is unknown is null. "paused" is true if it is paused on any nsqd.
 
-Exit status: 1 if no nsqd could be reached, without --watch.
+Exit status: 1 if no nsqd could be reached, or none has TOPIC or CHANNEL; with --watch 0.
 """
 
 
@@ -151,5 +151,7 @@ def report(snapshot: Snapshot, topic: str | None, channel: str | None) -> int:
         return 1
     if not snapshot.topics and topic is not None:
         what = f"topic {topic}" if channel is None else f"topic {topic} with a channel {channel}"
-        click.echo(f"no nsqd has a {what}", err=True)
+        where = " that has answered" if snapshot.unreached else ""
+        click.echo(f"Error: no nsqd{where} has a {what}; gnsq topic list shows all topics", err=True)
+        return 1
     return 0

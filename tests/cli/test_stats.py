@@ -131,11 +131,26 @@ def test_arguments_limit_the_table(cluster, gnsq):
     lookupd = ["--lookupd", cluster.lookupds[0].http_address]
 
     result = gnsq("stats", "orders", "archive", *lookupd)
-    unknown = gnsq("stats", "orders", "other", *lookupd)
 
     assert "clicks" not in result.stdout
     assert "1 topic, 1 channel, depth 5, in flight 0" in result.stdout
-    assert "no nsqd has a topic orders with a channel other" in unknown.stderr
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["table", "JSON"])
+@pytest.mark.parametrize(
+    ("names", "what"), [(["none"], "topic none"), (["orders", "other"], "topic orders with a channel other")]
+)
+@pytest.mark.parametrize("is_down", [False, True], ids=["all", "one down"])
+def test_topic_that_is_not_there_is_an_error(fakensqd, gnsq, names, what, is_down, as_json):
+    fakensqd.publish("orders", b"1")
+    down = ["--nsqd-http", f"127.0.0.1:{refused_port()}"] if is_down else []
+    http = ["--nsqd-http", fakensqd.http_address]
+
+    result = gnsq("stats", *names, "--nsqd", fakensqd.tcp_address, *http, *down, *as_json)
+
+    where = " that has answered" if is_down else ""
+    assert result.exit_code == 1
+    assert result.stderr.endswith(f"Error: no nsqd{where} has a {what}; gnsq topic list shows all topics\n")
 
 
 def test_rows_of_each_nsqd_are_shown_on_request(cluster, gnsq):
