@@ -5,8 +5,8 @@ A public name is imported only when it is used. So fakensqd, which does not use 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+# As typing.TYPE_CHECKING, without the time of its import: a signal before gnsq.startup receives it is a traceback.
+TYPE_CHECKING = False
 if TYPE_CHECKING:  # for type checkers, a name that is imported "as" itself is public
     from gnsq import errors as errors
     from gnsq import protocol as protocol

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from typing import TYPE_CHECKING, TextIO
 
-from gnsq.startup import ending_at_signals, ignore_signals
+from gnsq.startup import EndingAtSignals, ignore_signals
 
+TYPE_CHECKING = False  # see gnsq/__init__.py
 if TYPE_CHECKING:
+    from typing import TextIO
+
     import click
 
     from gnsq.running import StopSignals
@@ -18,7 +19,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command that the arguments name, and exit."""
-    with ending_at_signals():
+    with EndingAtSignals():
         try:
             from gnsq.cli.command import program
             from gnsq.cli.main import command_line
@@ -36,6 +37,8 @@ def main() -> None:
 
 def _run(command_line: click.Group, stop: StopSignals) -> int:
     """Run the command, write what is left of its output, and return its status."""
+    import contextlib  # loaded by now; before main() it would take time
+
     status: int | str | None
     try:
         status = command_line(prog_name="gnsq", obj=stop)
@@ -60,6 +63,8 @@ def _flush(stream: TextIO | None) -> OSError | None:
     """Write what a stream has buffered. If that fails, close the stream, and return the error."""
     if stream is None or stream.closed:
         return None
+    import contextlib
+
     try:
         stream.flush()
     except OSError as error:

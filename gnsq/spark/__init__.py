@@ -6,10 +6,10 @@ Importing this package loads neither Spark nor Arrow.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
-from gnsq.startup import ending_at_signals
+from gnsq.startup import EndingAtSignals
 
+TYPE_CHECKING = False  # see gnsq/__init__.py
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -42,7 +42,7 @@ def register(spark: SparkSession) -> None:
 def run_pipeline() -> None:
     """Run the program ``gnsq-pipeline``. If its packages are missing, exit with one line that names the extra."""
     try:
-        with ending_at_signals():
+        with EndingAtSignals():
             from gnsq.spark.pipeline.__main__ import main  # loads click
     except ImportError as error:
         sys.exit(str(error))

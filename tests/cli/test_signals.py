@@ -61,6 +61,18 @@ def test_signal_while_a_program_imports(program, module, number):
 
 
 @pytest.mark.subprocess
+@pytest.mark.parametrize(
+    "main", ["gnsq.__main__ import main", "gnsq.spark import run_pipeline", "gnsq.spark.receiver.__main__ import main"]
+)
+def test_nothing_that_takes_time_is_imported_before_signals_are_received(main):
+    result = run_program(f"import sys; before = set(sys.modules); from {main}; print(*set(sys.modules) - before)")
+
+    others = [name for name in result.stdout.split() if not name.startswith("gnsq")]
+    assert set(others) <= {"__future__"}
+    assert "gnsq.startup" in result.stdout
+
+
+@pytest.mark.subprocess
 @pytest.mark.parametrize(("moment", "number"), [("atexit", signal.SIGINT), ("end of the interpreter", signal.SIGTERM)])
 def test_signal_after_the_work_does_not_change_its_status(fakensqd, tmp_path, moment, number):
     (tmp_path / "lines").write_text("1\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gnsq.startup import ending_at_signals
+from gnsq.startup import EndingAtSignals
 
 __all__ = ["main"]
 
@@ -12,7 +12,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run a receiver until a signal comes, and exit."""
     try:
-        with ending_at_signals():
+        with EndingAtSignals():
             from gnsq.spark.receiver.program import command
     except ImportError as error:
         sys.exit(f"gnsq.spark.receiver needs click and pyarrow: pip install 'gnsq[spark]' ({error})")
