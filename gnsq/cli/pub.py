@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,14 +26,23 @@ from gnsq.producer import Producer
 from gnsq.running import StopSignals
 from gnsq.texts import counted
 
-__all__ = ["pub"]
+__all__ = ["next_lines", "pub"]
 
-# Bytes of one read. The lines of one read are published together, as an MPUB.
+# Bytes of one read. The lines of one read are published together, as an MPUB; at first fewer.
 READ_SIZE = 256 * 1024
+# Number of lines of the first MPUB. If nsqd does not respond, it is not known which lines of an MPUB are published.
+FIRST_LINES = 100
+# Seconds. After an MPUB that took less, the next one has twice as many lines; after one that took more, half as many.
+QUICK, SLOW = 1.0, 2.0
 # Bytes. A line without an end would fill the memory; by default nsqd takes messages of up to 1 MiB.
 MAX_LINE = 256 * 1024 * 1024
 # Number of deferred messages that wait for their responses: nsqd has no MPUB for them.
 DEFERRED_AT_ONCE = 200
+
+
+def next_lines(lines: int, seconds: float) -> int:
+    """Return how many lines the next MPUB should have after one of so many lines took so many seconds."""
+    return lines * 2 if seconds < QUICK else max(lines // 2, 1) if seconds > SLOW else lines
 
 
 class _Stopped(Exception):
@@ -179,6 +189,7 @@ class _Publisher:
         defer: Milliseconds; None: publish without a delay.
         decode: Returns the body in a line, or raises ValueError; None: a line is a body.
         empty: Number of lines that were left out.
+        together: Number of lines to publish together.
         line: Number of the last line that was published or left out.
         failure: Why not all lines were published.
         is_complete: True at the end of the input.
@@ -195,6 +206,7 @@ class _Publisher:
     delimiter: bytes
     decode: Callable[[bytes], bytes] | None
     empty: int = 0
+    together: int = FIRST_LINES
     line: int = 0
     failure: _Stopped | None = None
     is_complete: bool = False
@@ -245,7 +257,7 @@ class _Publisher:
             raise click.ClickException(text)
 
     def _publish_some(self, lines: Sequence[bytes]) -> None:
-        """Publish lines in steps of the rate, and of what waits for its response.
+        """Publish lines in steps of the rate, and of what nsqd stores in a short time.
 
         Raises:
             _Stopped: If one of them is not published.
@@ -254,14 +266,19 @@ class _Publisher:
         wanted = [(number, line) for number, line in numbered if line]
         self.empty += len(numbered) - len(wanted)
         limits = (self.limiter.step, None if self.defer is None else DEFERRED_AT_ONCE, len(wanted))
-        step = min((limit for limit in limits if limit), default=1)
-        for start in range(0, len(wanted), step):
-            some = wanted[start : start + step]
+        most = min((limit for limit in limits if limit), default=1)
+        start = 0
+        while start < len(wanted):
+            some = wanted[start : start + min(most, self.together)]
             self.limiter.wait(len(some))
             if self.stop.number is not None:
                 self.line = some[0][0] - 1
                 return
+            began = time.monotonic()
             self._publish(some if self.decode is None else self._decoded(some, self.decode))
+            if len(some) == self.together:
+                self.together = next_lines(self.together, time.monotonic() - began)
+            start += len(some)
         self.line += len(lines)
 
     def _decoded(

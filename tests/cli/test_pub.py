@@ -11,7 +11,7 @@ import pytest
 
 from fakensqd import on
 from fakensqd.faults import disconnect, drop, error
-from gnsq.cli.pub import MAX_LINE, READ_SIZE
+from gnsq.cli.pub import MAX_LINE, READ_SIZE, next_lines
 from tests.cli.programs import started
 from tests.helpers import PYTHON, child, refused_port, run, run_program, wait_for_program, wait_until
 
@@ -76,11 +76,27 @@ def test_input_without_a_message(fakensqd, pub, options, text):
     assert result.exit_code == (options == ["--raw"] and not text)
 
 
-def test_lines_of_one_read_are_published_together(fakensqd, pub):
+def test_lines_are_published_together(fakensqd, pub):
     pub(b"".join(b"%d\n" % number for number in range(10_000)))
 
     assert fakensqd.messages("t") == [b"%d" % number for number in range(10_000)]
-    assert fakensqd.transcript.commands().count("MPUB") == 1
+    assert 1 < fakensqd.transcript.commands().count("MPUB") <= 100
+
+
+@pytest.mark.parametrize(
+    ("lines", "seconds", "expected"),
+    [(100, 0.01, 200), (200, 0.99, 400), (400, 1.0, 400), (400, 2.0, 400), (400, 2.1, 200), (3, 9.0, 1), (1, 9.0, 1)],
+)
+def test_lines_that_are_published_together_take_a_second_or_two(lines, seconds, expected):
+    assert next_lines(lines, seconds) == expected
+
+
+def test_few_lines_are_in_doubt_if_the_first_response_is_lost(fakensqd, pub):
+    with fakensqd.add(on.reply("MPUB"), disconnect()):
+        result = pub(b"".join(b"%d\n" % number for number in range(5000)))
+
+    assert result.exit_code == 1
+    assert "Lines 1 to 100 may be published. To publish again: --from-line 1." in result.stderr
 
 
 def test_raw_input_is_one_message(fakensqd, pub):
