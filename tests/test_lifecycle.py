@@ -256,7 +256,7 @@ def test_close_by_a_signal_that_interrupts_the_start_in_any_line_takes_effect(ma
         with (
             closed_by_a_signal(client, line, *packages) as lines,
             contextlib.suppress(NSQNotSentClosed),
-            gevent.Timeout(LIMIT / 4, AssertionError(f"line {line}")),
+            gevent.Timeout(LIMIT, AssertionError(f"line {line}")),
         ):
             start(client)
         # For the line after the last.

@@ -29,13 +29,15 @@ from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.tls import TlsTransport
 from gnsq.transport import CompressedTransport, TcpTransport, Transport
 from tests.fakensqd.templates import Difference, Names, compare_json, shortened, sorted_lists
+from tests.helpers import allow_open_files
 
 Step = dict[str, Any]
 
 FILES = Path(__file__).parent.parent / "vectors" / "transcripts"
 HEARTBEAT_FRAME = (0, b"_heartbeat_")
 HTTP_HEADERS = ("content-type", "x-nsq-content-type", "allow", "location")
-MAX_CONCURRENT_SESSIONS = 120
+# Of each file. Seven files at once, with both ends of a connection or two, need 14 open files and more for each.
+MAX_CONCURRENT_SESSIONS = min(max((allow_open_files(2048) - 200) // 14, 1), 120)
 
 
 @dataclass(frozen=True)
