@@ -103,11 +103,23 @@ def option_rows(options: Any, *, common: bool = False) -> Iterator[tuple[str, st
         yield name, default, field.metadata["unit"], field.metadata["meaning"]
 
 
-def options_table(*paths: str, common: bool = False) -> str:
+def options_table(*paths: str) -> str:
     """Make the table of classes of options, such as ``gnsq.options.ConnectionOptions``, without common options."""
-    rows = (row for path in paths for row in option_rows(_named(path), common=common))
+    rows = (row for path in paths for row in option_rows(_named(path)))
     cells = ((f"`{name}`", default and f"`{default}`", *rest) for name, default, *rest in rows)
     return _table(("option", "default", "unit", "meaning"), cells)
+
+
+def common_options_table(*paths: str) -> str:
+    """Make the table of the common options of some classes, with the clients that they mean something to."""
+    rows = []
+    for options in map(_named, paths):
+        client = options.__name__.removesuffix("Options")
+        for name, default, unit, meaning in option_rows(options, common=True):
+            receives = options.__dataclass_fields__[name].metadata["receives"]
+            of = "Consumer" if receives else "both" if client == "Connection" else client
+            rows.append((f"`{name}`", of, f"`{default}`", unit, meaning))
+    return _table(("option", "for", "default", "unit", "meaning"), rows)
 
 
 def settings_table(path: str) -> str:
@@ -354,7 +366,7 @@ def commands_text(path: str, *words: str) -> str:
 GENERATORS: dict[str, Callable[..., str]] = {
     "alerts": alerts_table,
     "commands": commands_text,
-    "common_options": functools.partial(options_table, common=True),
+    "common_options": common_options_table,
     "error_codes": error_codes_table,
     "errors": errors_table,
     "file": file_text,

@@ -63,6 +63,7 @@ def option(
     none: Any = dataclasses.MISSING,
     choices: tuple[str, ...] = (),
     common: bool = False,
+    receives: bool = False,
     form: str = "",
 ) -> Any:
     """Declare an option.
@@ -73,6 +74,7 @@ def option(
         none: Value that None stands for if the type does not have None; default: the default.
         choices: All texts that are valid.
         common: Stands in the first table of the documentation, for options that many programs set.
+        receives: Of all connections, but it means nothing to a Producer, which receives no messages.
         form: What a text must be, for the help of programs: HOST:PORT, NAME, or FILE for the path of an existing file.
     """
     none = default if none is dataclasses.MISSING else none
@@ -375,6 +377,7 @@ class ConnectionOptions(Options):
         minimum=1,
         maximum=MAX_INTERVAL,
         common=True,
+        receives=True,
     )
     address_resolver: Callable[[str, int], tuple[str, int]] | None = option(
         None, "called with host and port before connecting; returns those to connect to (TLS checks the first host)"

@@ -237,28 +237,31 @@ class ConsumerRuntime:
         left, running = self._unanswered(), set(self.workers.handling)
         self.workers.inbox.clear()
         late = [message for message in left if _is_timed_out(message)]
-        if left:
-            parts = [f"{len(left) - len(late)} requeued"] * (len(late) < len(left))
-            parts += [f"{len(late)} timed out before"] * bool(late)
-            self._log.warning(
-                "%s not answered within %s s of close(), %d of them by handlers that still run; %s: nsqd delivers them "
-                "again",
-                counted(len(left), "message was", "messages were"),
-                timeout,
-                sum(message in running for message in left),
-                " and ".join(parts),
-            )
         for message in late:
             message.drop()  # nsqd has taken it back, and would refuse a REQ
-        self._timed_out += len(late)
+        requeued = lost = 0
         for message in left:
             if message.has_responded():
                 continue
             try:
                 message.requeue(0, backoff=False)
-                self._requeued += 1
+                requeued += 1
             except NSQException:
-                self._lost += 1
+                lost += 1
+        if left:
+            what = ((requeued, "requeued"), (len(late), "timed out before"), (lost, "on a lost connection"))
+            self._log.warning(
+                "%s not answered within %s s of close(), %d of them by handlers that still run; %s: nsqd delivers them "
+                "again%s",
+                counted(len(left), "message was", "messages were"),
+                timeout,
+                sum(message in running for message in left),
+                " and ".join(f"{number} {text}" for number, text in what if number),
+                " unless it was killed" if lost else "",
+            )
+        self._requeued += requeued
+        self._timed_out += len(late)
+        self._lost += lost
         return bool(left)
 
     def _unanswered(self) -> list[Message]:

@@ -56,6 +56,22 @@ def test_unanswered_messages_are_requeued_at_the_deadline(nsqd, clock, publish, 
     forever.set()
 
 
+def test_messages_of_an_nsqd_that_is_gone_are_not_said_to_be_requeued(nsqd, clock, publish, started, caplog):
+    forever = Event()
+    consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=10, concurrency=1)
+    publish(nsqd, b"1")
+    nsqd.down()
+    clock.advance(0.1)
+    gevent.spawn(consumer.close, 0)
+    clock.advance(1.0)
+
+    assert (
+        "of them by handlers that still run; 1 on a lost connection: nsqd delivers them again unless it was killed"
+        in (caplog.text)
+    )
+    forever.set()
+
+
 def test_async_message_may_be_answered_during_the_close(nsqd, clock, publish, started):
     held = []
 

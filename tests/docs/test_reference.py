@@ -82,9 +82,11 @@ def test_all_options_have_a_table():
 def test_first_table_of_options_has_those_that_many_programs_set():
     (mark,) = re.findall("<!-- generated: common_options .*-->", REFERENCE["reference/options.md"])
 
-    assert re.findall(r"^\| `(\w+)`", hooks.generated(mark), re.MULTILINE) == [
-        *("max_tries", "max_in_flight", "concurrency", "dead_letter_topic", "publish_timeout"),
-        *("tls_v1", "tls_options", "auth_secret", "msg_timeout"),
+    assert re.findall(r"^\| `(\w+)` \| (\w+)", hooks.generated(mark), re.MULTILINE) == [
+        *((name, "Consumer") for name in ("max_tries", "max_in_flight", "concurrency", "dead_letter_topic")),
+        ("publish_timeout", "Producer"),
+        *((name, "both") for name in ("tls_v1", "tls_options", "auth_secret")),
+        ("msg_timeout", "Consumer"),
     ]
 
 
