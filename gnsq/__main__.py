@@ -21,7 +21,9 @@ def main() -> None:
     """Run the command that the arguments name, and exit."""
     with EndingAtSignals():
         try:
-            from gnsq.cli.command import program
+            import rich  # noqa: F401  # most commands load it later
+
+            from gnsq.cli.group import program
             from gnsq.cli.main import command_line
         except ImportError as error:
             if (error.name or "").partition(".")[0] not in ("click", "rich"):

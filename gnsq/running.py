@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import gevent
 from gevent.core import READ
@@ -19,10 +19,12 @@ from gevent.event import Event
 from gnsq.clock import monotonic
 from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.threads import allocate_lock, hub_call_queue, start_thread
-from gnsq.consumer import Consumer
 from gnsq.errors import NSQTimeout
-from gnsq.producer import Producer
 from gnsq.texts import counted
+
+if TYPE_CHECKING:
+    from gnsq.consumer import Consumer
+    from gnsq.producer import Producer
 
 __all__ = ["StopSignals", "run"]
 
@@ -206,6 +208,10 @@ def run(*clients: Consumer | Producer, on_ready: Callable[[], object] | None = N
             close_timeout, or if the thread of a client has ended. The log has what and how many.
         Exception: What start() raises. The other clients are drained.
     """
+    # Here, since the programs that only receive a signal by StopSignals need neither.
+    from gnsq.consumer import Consumer
+    from gnsq.producer import Producer
+
     if not clients:
         raise ValueError("run() has no client: give a Consumer or a Producer, or several")
     for client in clients:
@@ -221,6 +227,9 @@ class _Run:
     """One call of run()."""
 
     def __init__(self, clients: Sequence[Consumer | Producer], signals: StopSignals) -> None:
+        from gnsq.consumer import Consumer
+        from gnsq.producer import Producer
+
         self._consumers = [client for client in clients if isinstance(client, Consumer)]
         self._producers = [client for client in clients if isinstance(client, Producer)]
         self._clients = clients
@@ -270,6 +279,8 @@ class _Run:
 
     def _start(self, client: Consumer | Producer) -> None:
         client.on_close.connect(self._on_close, sender=client, weak=False)
+        from gnsq.consumer import Consumer
+
         if isinstance(client, Consumer):
             client.start(block=False)
         elif not client.is_running:
@@ -308,6 +319,8 @@ class _Run:
 
 def _close(client: Consumer | Producer) -> str:
     """Close a client, and write what it has left. Empty: nothing."""
+    from gnsq.consumer import Consumer
+
     label = client.log_owner.label
     try:
         if isinstance(client, Consumer):

@@ -13,11 +13,11 @@ import gevent
 from gevent.socket import wait_read
 
 from gnsq.cli.cluster import Cluster
-from gnsq.cli.command import Command, Group, before_signal
-from gnsq.cli.nodes import NodePoller, short_address
+from gnsq.cli.command import Command, before_signal
+from gnsq.cli.group import Group
+from gnsq.cli.nodes import NodePoller, failures, short_address
 from gnsq.cli.snapshot import Counts, Snapshot
 from gnsq.cli.stats import report
-from gnsq.cli.table import failures
 from gnsq.cli.topics import CHANNEL, TOPIC
 from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQHttpError

@@ -10,23 +10,24 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from gnsq.addresses import parse_addresses
 from gnsq.cli.parameters import FILE, SettingOption, setting_option
-from gnsq.consumer import Consumer
-from gnsq.discovery import parse_lookupds
 from gnsq.errors import NSQException
-from gnsq.lookupd import LookupdClient
-from gnsq.nsqd import NsqdHTTPClient
-from gnsq.nsqd.connect import load_certificates
 from gnsq.options import ConnectionOptions, Options, option
-from gnsq.producer import Producer
 from gnsq.settings import Field, read_value
 from gnsq.texts import nearest, option_text, reason_of, shown_argument
+
+# Each command loads only the clients that it uses.
+if TYPE_CHECKING:
+    from gnsq.consumer import Consumer
+    from gnsq.lookupd import LookupdClient
+    from gnsq.nsqd import NsqdHTTPClient
+    from gnsq.producer import Producer
 
 __all__ = [
     *["CONNECTION_OPTIONS", "SETTINGS", "Cluster", "given_settings", "load_cluster", "option_texts", "origins"],
@@ -122,7 +123,7 @@ class Cluster(Options):
                 f"GNSQ_LOOKUPD, or name a cluster in the file ({config_path()}, or --config FILE) with --cluster"
             )
         checks: dict[str, Callable[[], object]] = {
-            "": lambda: load_certificates(ConnectionOptions(**self.connection)),
+            "": self._check_connection,
             "nsqd": lambda: self.nsqds,
             "lookupd": self.lookupd_clients,
             "nsqd_http": lambda: [self.nsqd_client(address) for address in self.nsqds_http],
@@ -134,11 +135,18 @@ class Cluster(Options):
                 raise click.UsageError(f"{given_as[name]}: {error}" if name else str(error)) from error
         return self
 
+    def _check_connection(self) -> None:
+        options = ConnectionOptions(**self.connection)
+        if options.wants_tls or options.snappy:
+            from gnsq.nsqd.connect import load_certificates
+
+            load_certificates(options)
+
     def consumer(
         self,
         topic: str,
         channel: str,
-        make: Callable[..., Consumer] = Consumer,
+        make: Callable[..., Consumer],
         **options: Any,  # Any: each option has its own type
     ) -> Consumer:
         """Make a consumer of these servers.
@@ -153,14 +161,22 @@ class Cluster(Options):
         """Make a producer to these servers, whose publishes and close() end after ``timeout`` seconds."""
         limits = {"publish_timeout": self.timeout, "close_timeout": self.timeout}
         keywords = {"lookupd_options": self.http, **limits, **self.connection, **options}
+        from gnsq.producer import Producer
+
         return Producer(self.nsqds, lookupd_http_addresses=self.lookupds, **keywords)
 
     def lookupd_clients(self) -> list[LookupdClient]:
         """Make a client for each nsqlookupd."""
+        if not self.lookupds:
+            return []
+        from gnsq.discovery import parse_lookupds
+
         return parse_lookupds(self.lookupds, self.http)
 
     def nsqd_client(self, address: str) -> NsqdHTTPClient:
         """Make a client of an nsqd's HTTP port."""
+        from gnsq.nsqd import NsqdHTTPClient
+
         return NsqdHTTPClient.from_url(address, **self.http)
 
 

@@ -1,4 +1,4 @@
-"""The frame in which all commands run: connection options, help, the log on stderr, signals, errors and exit status."""
+"""The frame in which all commands run: connection options, help, the log on stderr, errors and exit status."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
 import click
 import gevent
 
 from gnsq.cli.cluster import CONNECTION_OPTIONS, given_settings, load_cluster, option_texts, origins
+from gnsq.cli.group import WithExamples
 from gnsq.cli.parameters import warn_of_unknown_variables
 from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQException
 from gnsq.running import StopSignals
-from gnsq.texts import nearest, option_names
+from gnsq.texts import option_names
 
-__all__ = ["Command", "Group", "before_signal", "connection_help", "program", "until_signal"]
+__all__ = ["Command", "before_signal", "connection_help", "until_signal"]
 
 T = TypeVar("T")
 
@@ -52,62 +53,7 @@ _OTHER_PROGRAMS = ("GNSQ_PIPELINE_", "GNSQ_RECEIVER_")
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
-@contextlib.contextmanager
-def program() -> Iterator[StopSignals]:
-    """Receive SIGINT and SIGTERM around a whole command, which gets them as click's context object.
-
-    So a signal that comes before the command begins its work, or after it, does not end the process in another way.
-    """
-    with StopSignals(before_end=_show_cursor) as stop:
-        yield stop
-
-
-def _show_cursor() -> None:
-    """Show the cursor again, which rich hides while it shows progress or a table."""
-    if os.isatty(2):
-        os.write(2, b"\x1b[?25h")
-
-
-class _WithExamples(click.Command):
-    """Its help begins with examples.
-
-    Args:
-        examples: Command lines.
-        arguments, options: Those of click.Command.
-    """
-
-    def __init__(self, *arguments: Any, examples: str = "", **options: Any) -> None:  # Any: click's
-        super().__init__(*arguments, **options)
-        self.examples = [line.strip() for line in examples.strip().splitlines()]
-
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples, and then the text."""
-        if self.examples:
-            formatter.write_paragraph()
-            with formatter.indentation():
-                for line in self.examples:
-                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
-        super().format_help_text(ctx, formatter)
-
-
-class Group(_WithExamples, click.Group):
-    """A group whose help has the whole first sentence of each command."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands, and what each does."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, each.get_short_help_str(1000)) for name, each in sorted(self.commands.items())])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command. For an unknown one, say which one has a similar name."""
-        if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"there is no command {args[0]!r}{nearest(args[:1], sorted(self.commands), 'commands are')}")
-        return super().resolve_command(ctx, args)
-
-
-class Command(_WithExamples):
+class Command(WithExamples):
     """A command with the connection options, which gnsq help connection shows.
 
     In place of their values, its function gets ``cluster`` and ``stop``: the Cluster, and the StopSignals of the

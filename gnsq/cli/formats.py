@@ -7,19 +7,21 @@ import json
 import re
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.highlighter import JSONHighlighter
-from rich.text import Text
-
-from gnsq.cli.receiving import Received
-from gnsq.message import Message
 from gnsq.texts import id_text
+
+# rich is loaded for a terminal only; gnsq pub reads records, and needs no consumer.
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from gnsq.cli.receiving import Received
+    from gnsq.message import Message
 
 __all__ = ["Format", "as_json", "as_raw", "for_terminal", "harmless", "message_record", "meta_line", "record_body"]
 
-Format = Callable[[Received], bytes]
+Format = Callable[["Received"], bytes]
 
 # Bytes. To color a body takes about 1 ms for 4 KiB. A longer body is shown as plain text.
 MAX_PRETTY = 64 * 1024
@@ -28,7 +30,6 @@ _HARMFUL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb]"
 )
 _JSON_HARMFUL = re.compile(_HARMFUL.pattern + "|[\U000e0000-\U000e0fff]")
-_highlight = JSONHighlighter()
 
 
 def as_raw(received: Received) -> bytes:
@@ -77,13 +78,17 @@ def as_json(received: Received) -> bytes:
 
 def for_terminal(console: Console) -> Format:
     """Return a format for people: JSON is indented and colored, other text is plain, all control characters escaped."""
+    from rich.highlighter import JSONHighlighter
+    from rich.text import Text
+
+    highlight = JSONHighlighter()
 
     def write(received: Received) -> bytes:
         body = received.message.body
         pretty = _pretty(body) if len(body) <= MAX_PRETTY else None
         if pretty is None:
             return harmless(body.decode("utf-8", "backslashreplace")).encode() + b"\n"
-        return _printed(console, _highlight(Text(pretty)))
+        return _printed(console, highlight(Text(pretty)))
 
     return write
 
@@ -93,7 +98,11 @@ def meta_line(received: Received, console: Console | None = None) -> bytes:
     topic, message = received
     time = message.published_at.isoformat(timespec="microseconds").replace("+00:00", "Z")
     text = f"{time} id={id_text(message.id)} attempts={message.attempts} nsqd={message.nsqd} topic={topic}"
-    return text.encode() + b"\n" if console is None else _printed(console, Text(text, style="dim"))
+    if console is None:
+        return text.encode() + b"\n"
+    from rich.text import Text
+
+    return _printed(console, Text(text, style="dim"))
 
 
 def _printed(console: Console, text: Text) -> bytes:

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import click
-from click.shell_completion import get_completion_class
 
-from gnsq.cli.admin import channel, topic
-from gnsq.cli.command import Group, connection_help
-from gnsq.cli.copy import copy
-from gnsq.cli.ping import ping
-from gnsq.cli.pub import pub
-from gnsq.cli.requeue_dead import requeue_dead
-from gnsq.cli.stats import stats
-from gnsq.cli.tail import tail
-from gnsq.cli.to_file import to_file
+from gnsq.cli.group import Group, LazyCommands
 from gnsq.options import VERSION
 
 __all__ = ["command_line"]
 
+# What each command does, as its own help says it, which is loaded only with it.
+_SENTENCES = {
+    "channel": "Create, delete, empty, pause and list channels.",
+    "completion": "Print the script that lets a shell complete commands and options.",
+    "copy": "Publish the messages of the topic SOURCE to the topic TARGET, until Ctrl-C.",
+    "help": "Show the help of a command, or of connection: what all commands have in common.",
+    "ping": "Check the whole way of a message, step by step, and say what is wrong and what to do.",
+    "pub": "Publish texts (-m), or each line of FILE or of stdin, as a message.",
+    "requeue-dead": "Publish dead letters to the topics that they came from: messages that consumers gave up, in the "
+    "topic DEAD_TOPIC.",
+    "stats": "Show topics and channels, summed over all nsqds: depth, messages in flight and deferred, rates, clients.",
+    "tail": "Print the messages of one or more topics as they come, until Ctrl-C.",
+    "to-file": "Write the messages of topics to files, for each topic files of its own.",
+    "topic": "Create, delete, empty, pause and list topics.",
+}
+_PATHS = {
+    "channel": "gnsq.cli.admin:channel",
+    "copy": "gnsq.cli.copy:copy",
+    "ping": "gnsq.cli.ping:ping",
+    "pub": "gnsq.cli.pub:pub",
+    "requeue-dead": "gnsq.cli.requeue_dead:requeue_dead",
+    "stats": "gnsq.cli.stats:stats",
+    "tail": "gnsq.cli.tail:tail",
+    "to-file": "gnsq.cli.to_file:to_file",
+    "topic": "gnsq.cli.admin:topic",
+}
 _EXAMPLES = """
     gnsq pub orders -m '{"id": 1}' --nsqd 127.0.0.1:4150
     gnsq tail orders --lookupd 127.0.0.1:4161
@@ -44,7 +61,14 @@ fish:
 """
 
 
-@click.group(cls=Group, help=_HELP, examples=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Group,
+    commands=LazyCommands(_PATHS),
+    sentences=_SENTENCES,
+    help=_HELP,
+    examples=_EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(VERSION, message="%(prog)s %(version)s")
 def command_line() -> None:  # the text of --help is above
     pass
@@ -54,6 +78,8 @@ def command_line() -> None:  # the text of --help is above
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:  # the text of --help is above
+    from click.shell_completion import get_completion_class
+
     found = get_completion_class(shell)
     assert found is not None  # click has these three
     script = found(context.find_root().command, {}, "gnsq", "_GNSQ_COMPLETE")
@@ -68,10 +94,8 @@ def help_command(context: click.Context, words: tuple[str, ...]) -> None:
     """Show the help of a command, or of connection: what all commands have in common."""
     root = context.find_root()
     if words == ("connection",):
+        from gnsq.cli.command import connection_help
+
         click.echo(connection_help(root))
     else:
         root.command.main([*words, "--help"], root.info_name)
-
-
-for _command in (channel, copy, ping, pub, requeue_dead, stats, tail, to_file, topic):
-    command_line.add_command(_command)

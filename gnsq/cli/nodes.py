@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import gevent
@@ -17,8 +17,9 @@ from gnsq.concurrency.greenlets import spawn
 from gnsq.discovery import AllNodes
 from gnsq.errors import NSQHttpError
 from gnsq.nsqd import NsqdHTTPClient
+from gnsq.texts import printable
 
-__all__ = ["NodePoller", "http_address", "short_address"]
+__all__ = ["NodePoller", "failures", "http_address", "short_address"]
 
 # What is wrong with a server that has not answered within the limit of a poll.
 UNANSWERED = "no answer yet"
@@ -200,3 +201,14 @@ def _reason(error: Exception, polled: _Polled) -> str:
     if polled.is_guessed:
         text += "; the port is that of --nsqd + 1: if nsqd's HTTP port is another one, give --nsqd-http HOST:PORT"
     return text
+
+
+def failures(snapshot: Snapshot) -> Iterator[str]:
+    """Say of each server that has not answered why."""
+    for address, error in snapshot.lookupds.items():
+        if error:
+            yield f"nsqlookupd {short_address(address)}: {printable(error)}"
+    for node in snapshot.unreached:
+        yield f"nsqd {short_address(node.address)}: {printable(node.error)}"
+    if not snapshot.nodes and not all(snapshot.lookupds.values()):
+        yield "no nsqd is registered with nsqlookupd"

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import gevent
 from gevent.event import Event
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from gnsq.texts import counted
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 __all__ = ["Counter", "RateLimiter", "handing_over"]
 
@@ -40,16 +42,13 @@ class Counter:
         self._bytes = 0
         self._verb = verb
         self._started = self._updated = time.monotonic()
-        console = Console(stderr=True)
-        columns = [TextColumn("{task.description}"), *([BarColumn()] if size else [])]
-        self._progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
-        self._progress.disable = not (is_shown and console.is_terminal)
-        self._task = self._progress.add_task("", total=size)
+        # rich takes as long to load as gevent, so a program without a terminal does not load it.
+        self._progress = _progress(size) if is_shown and sys.stderr is not None and sys.stderr.isatty() else None
         self._on_terminal = ExitStack()
 
     def __enter__(self) -> Self:
         self._started = self._updated = time.monotonic()
-        if not self._progress.disable:
+        if self._progress is not None:
             self._on_terminal.enter_context(self._progress)
             self._on_terminal.enter_context(handing_over(self._progress.stop, self._progress.start))
         return self
@@ -65,13 +64,25 @@ class Counter:
         now = time.monotonic()
         if now - self._updated >= UPDATE_INTERVAL:
             self._updated = now
-            self._progress.update(self._task, completed=self._bytes, description=self.summary(), refresh=True)
+            if self._progress is not None:
+                (task,) = self._progress.task_ids
+                self._progress.update(task, completed=self._bytes, description=self.summary(), refresh=True)
 
     def summary(self) -> str:
         """Write the count and the rate since the beginning of the block."""
         seconds = time.monotonic() - self._started
         rate = f" ({self.count / seconds:,.0f}/s)" if seconds >= UPDATE_INTERVAL else ""
         return f"{counted(self.count, 'message', spec=',')} {self._verb} in {seconds:.1f} s{rate}"
+
+
+def _progress(size: int | None) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = [TextColumn("{task.description}"), *([BarColumn()] if size else [])]
+    progress = Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
+    progress.add_task("", total=size)
+    return progress
 
 
 class RateLimiter:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import gevent
@@ -22,9 +22,11 @@ from gnsq.cli.parameters import DELIMITER, DURATION, RATE, FilePath
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.topics import TOPIC
 from gnsq.errors import NSQErrorCode, NSQException, NSQInvalid, NSQUnknown
-from gnsq.producer import Producer
 from gnsq.running import StopSignals
 from gnsq.texts import counted
+
+if TYPE_CHECKING:
+    from gnsq.producer import Producer
 
 __all__ = ["next_lines", "pub"]
 

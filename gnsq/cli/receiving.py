@@ -4,7 +4,7 @@ to the command, and ends at a signal, a count, an idle time or an error.
 
 # The way of the messages of `gnsq copy orders orders-test`, from the command line to the last FIN:
 #
-#  1. `main` in __main__.py runs the program, inside `program` in cli/command.py, which receives SIGINT and SIGTERM.
+#  1. `main` in __main__.py runs the program, inside `program` in cli/group.py, which receives SIGINT and SIGTERM.
 #     click finds the command in the group `command_line` in cli/main.py.
 #  2. `Command.invoke` in cli/command.py makes a Cluster by `load_cluster` in cli/cluster.py: of the command line, for
 #     what it lacks of the environment, and then of the file. An error of the command becomes one line on stderr.
@@ -46,10 +46,9 @@ from gevent.event import Event
 from gnsq.addresses import parse_address
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import until_signal
-from gnsq.cli.nodes import NodePoller
+from gnsq.cli.nodes import NodePoller, failures
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.snapshot import Snapshot
-from gnsq.cli.table import failures
 from gnsq.cli.topics import Topics
 from gnsq.cli.waiting import Finding, find
 from gnsq.concurrency.greenlets import spawn

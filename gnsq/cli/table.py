@@ -11,11 +11,11 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from gnsq.cli.nodes import short_address
+from gnsq.cli.nodes import failures, short_address
 from gnsq.cli.snapshot import Counts, Node, NodeStats, Row, Snapshot
 from gnsq.texts import counted, printable
 
-__all__ = ["SORTS", "StatsView", "failures"]
+__all__ = ["SORTS", "StatsView"]
 
 # Characters of the first column that are shown even if other columns must be left out for them.
 _MIN_NAME = 20
@@ -211,17 +211,6 @@ class StatsView:
 
 def _width(column: _Column, texts: list[str]) -> int:
     return max(map(len, (column.title, *texts)))
-
-
-def failures(snapshot: Snapshot) -> Iterator[str]:
-    """Say of each server that has not answered why."""
-    for address, error in snapshot.lookupds.items():
-        if error:
-            yield f"nsqlookupd {short_address(address)}: {printable(error)}"
-    for node in snapshot.unreached:
-        yield f"nsqd {short_address(node.address)}: {printable(node.error)}"
-    if not snapshot.nodes and not all(snapshot.lookupds.values()):
-        yield "no nsqd is registered with nsqlookupd"
 
 
 def _overflow(options: ConsoleOptions) -> Literal["crop", "ellipsis"]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command
@@ -21,6 +21,9 @@ from gnsq.message import Message, finish_all
 from gnsq.protocol.names import is_ephemeral
 from gnsq.running import StopSignals
 from gnsq.texts import counted
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["tail"]
 
@@ -91,7 +94,7 @@ def tail(
     if peek:
         count, idle = count or PEEK_COUNT, idle or PEEK_IDLE
     output = Output(stop)
-    console = Console() if sys.stdout.isatty() and not raw and not is_json else None
+    console = _console() if sys.stdout.isatty() and not raw and not is_json else None
     receiver = Receiver(
         *(cluster, topics, channel or f"tail{os.urandom(4).hex()}#ephemeral", stop),
         # A count would disturb messages on the same terminal.
@@ -121,6 +124,12 @@ def tail(
         looked = counted(receiver.requeued, "message", spec=",")
         click.echo(f"{looked} given back; the look counts as an attempt of each, towards max_tries", err=True)
     return receiver.status()
+
+
+def _console() -> Console:
+    from rich.console import Console  # only for a terminal, since it takes 0.1 s
+
+    return Console()
 
 
 def _format(console: Console | None, *, is_json: bool, meta: bool) -> Format:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from gnsq.cli.nodes import failures
 from gnsq.cli.snapshot import Row, Snapshot
-from gnsq.cli.table import failures
 from gnsq.protocol.names import is_ephemeral
 from gnsq.texts import counted
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import gevent
 from click.testing import CliRunner
 
-from gnsq.cli.command import program
+from gnsq.cli.group import program
 from gnsq.cli.main import command_line
 from tests.helpers import LIMIT, child, wait_until
 

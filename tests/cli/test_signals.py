@@ -41,7 +41,7 @@ main()
 """
 IMPORTS = [
     *[("gnsq", "click", signal.SIGINT), ("gnsq", "gevent", signal.SIGTERM)],
-    *[("gnsq", "gnsq.cli.main", signal.SIGINT), ("gnsq", "gnsq.cli.to_file", signal.SIGTERM)],
+    *[("gnsq", "gnsq.cli.main", signal.SIGINT), ("gnsq", "gnsq.running", signal.SIGTERM)],
     *[("fakensqd", "fakensqd.cli", signal.SIGINT), ("fakensqd", "click", signal.SIGTERM)],
     *[("gnsq-pipeline", "click", signal.SIGTERM), ("gnsq-pipeline", "gnsq.spark.pipeline.settings", signal.SIGINT)],
 ]

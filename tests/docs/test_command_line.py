@@ -33,6 +33,12 @@ def examples(command=command_line):
         yield from examples(each)
 
 
+def test_help_of_all_commands_has_the_first_sentence_of_each():
+    commands = command_line.commands.items()
+
+    assert command_line.sentences == {name: each.get_short_help_str(1000) for name, each in commands}
+
+
 @pytest.mark.parametrize(
     "arguments", [call for call in [*command_lines(), *examples()] if call[0] in command_line.commands], ids=" ".join
 )
