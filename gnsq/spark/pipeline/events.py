@@ -19,7 +19,6 @@ from pyspark.sql import types as T
 
 from gnsq.spark.errors import root_cause
 from gnsq.spark.pipeline.expressions import class_of, computed, elements, java_class, nodes, parsed
-from gnsq.spark.pipeline.jsonschema import json_schema_type
 from gnsq.spark.pipeline.settings import SettingError, TableSettings
 from gnsq.spark.pipeline.types import (
     BASE64,
@@ -181,7 +180,8 @@ class _Plan:
     def _columns(self) -> tuple[EventColumn, ...]:
         table = self._table
         try:
-            schema = _schema(self._messages.sparkSession, table.schema)
+            # Spark's own parser, for which it takes the active session.
+            schema = T.StructType.fromDDL(table.schema)
             check_type(schema)
             _check_names(schema.names)
         except (PySparkException, ValueError) as error:
@@ -771,13 +771,6 @@ def _balanced(operator: Callable[[Column, Column], Column], columns: Sequence[Co
 
 
 # Types, names, and Spark's plans
-
-
-def _schema(spark: SparkSession, text: str) -> T.StructType:
-    if text.lstrip().startswith("{"):
-        return json_schema_type(text)
-    # Spark's own parser, for which it takes the active session.
-    return T.StructType.fromDDL(text)
 
 
 def _nullable(kind: Any) -> Any:

@@ -140,7 +140,7 @@ class TableSettings(_Settings):
     format: str = option(
         "json", "json, or raw: bodies are archived as they came, as bytes, without a schema", choices=("json", "raw")
     )
-    schema: str = option("", "columns and their types, in Spark's DDL (NOT NULL: required), or as JSON Schema")
+    schema: str = option("", "columns and their types, in Spark's DDL (NOT NULL: required)")
     schema_file: str = option(
         "", "file with the schema, in place of schema; its path is relative to that of the TOML file"
     )

@@ -3,6 +3,7 @@
 import datetime as dt
 import gzip
 import html
+import json
 import re
 
 import pytest
@@ -13,6 +14,7 @@ from gnsq.spark.pipeline.archive import archive_schema
 from gnsq.spark.pipeline.events import plan
 from gnsq.spark.pipeline.types import EventColumn, Shape, rescued
 from tests.docs.pages import example, table
+from tests.helpers import run_program
 
 COLUMNS = "body binary, message_id string, attempts int, published_at timestamp, nsqd string, topic string"
 
@@ -89,19 +91,39 @@ def test_hashed_name_is_nowhere_in_the_table(events):
     assert len(user_hash) == 64
 
 
+CLICK = {
+    "type": "object",
+    "properties": {
+        "user": {"type": "string"},
+        "at": {"type": "string", "format": "date-time"},
+        "ms": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "items": {"type": "array", "items": {"$ref": "#/$defs/item"}},
+        "tags": {"type": "object", "additionalProperties": {"type": ["integer", "null"]}},
+        "more": {},
+    },
+    "required": ["user", "ms"],
+    "$defs": {
+        "item": {"type": "object", "properties": {"sku": {"type": "string"}, "price": {"type": "number"}}},
+    },
+}
+
+
 @pytest.mark.spark
-def test_schema_file_may_be_a_json_schema(events, tmp_path):
-    (tmp_path / "click.json").write_text(example("pipeline/formats.md", "JSON Schema", language="json"))
-    text = RAW.partition("[tables")[0] + '[tables.clicks]\nschema_file = "click.json"\n'
+def test_script_makes_a_schema_of_a_json_schema(events, tmp_path):
+    (tmp_path / "click.json").write_text(json.dumps(CLICK))
+    code = example("pipeline/formats.md", "From a JSON Schema")
+    (tmp_path / "click.ddl").write_text(run_program(code, str(tmp_path / "click.json")).stdout)
+    text = RAW.partition("[tables")[0] + '[tables.clicks]\nschema_file = "click.ddl"\n'
     bodies = [
         b'{"user": "ann", "ms": null, "items": [{"sku": "a", "price": 1}]}',
         b'{"user": null}',
         b'{"user": "", "ms": 1.5}',
     ]
 
-    [(user, at, ms, [item])], _, wrong = events(text, "clicks", bodies)
+    [(user, at, ms, [item], tags, more)], _, wrong = events(text, "clicks", bodies)
 
     assert (user, at, ms, item.asDict(), wrong) == ("ann", None, None, {"sku": "a", "price": 1.0}, 2)
+    assert (tags, more) == (None, None)
 
 
 # --- the table of right values
