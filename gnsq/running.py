@@ -257,12 +257,12 @@ class _Run:
                 logger.info("%s: closing %s", self._signals.number.name, counted(len(self._clients), "client"))
             gevent.killall(starters, block=False)
             drainer = spawn("gnsq-run-drain", self._drain, on_failure=None)
-            # If a handler calls sys.exit(), gevent raises it here. The drain continues; the first SystemExit is raised.
-            exits: list[SystemExit] = []
+            # What ends the program in a handler, gevent raises here. The drain continues; the first one is raised.
+            exits: list[SystemExit | KeyboardInterrupt] = []
             while not drainer.ready():
                 try:
                     drainer.join()
-                except SystemExit as error:
+                except (SystemExit, KeyboardInterrupt) as error:
                     exits.append(error)
         for raised in [*exits, self._error]:
             if raised is not None:

@@ -245,22 +245,24 @@ def test_handler_that_blocks_its_thread_ends_run_with_status_1(fakensqd, consume
     assert line.endswith("a handler or other code blocks it")
 
 
+@pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["while it runs", "during the drain"])
-def test_exit_of_a_handler_drains_and_keeps_its_status(fakensqd, consumer, is_stopped):
+def test_handler_that_ends_the_program_drains_and_gives_its_message_back(fakensqd, consumer, is_stopped, end):
     fakensqd.publish("t", b"1", b"2")
 
     def handle(consumer, message):
         if is_stopped:
             stop()
             wait_until(lambda: not consumer.is_running)
-        sys.exit(3)
+        raise end
 
     one = consumer(handle, max_in_flight=2)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(type(end)) as ended:
         gnsq.run(one)
 
-    assert ended.value.code == 3
+    assert ended.value is end
     assert one.stats().state == "closed"
+    assert (fakensqd.depth("t", "c"), fakensqd.in_flight("t", "c")) == (2, 0)
 
 
 def test_run_without_a_client_raises():
