@@ -34,7 +34,12 @@ schema = "id BIGINT NOT NULL"
 "spark.master" = "local[1]"
 "spark.driver.memory" = "512m"
 """
-COUNT = "from deltalake import DeltaTable; print(DeltaTable('/work/lake/clicks').to_pyarrow_dataset().count_rows())"
+COUNT = """
+from deltalake import DeltaTable
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+path = "/work/lake/clicks"
+print(DeltaTable(path).to_pyarrow_dataset(filesystem=SubTreeFileSystem(path, LocalFileSystem())).count_rows())
+"""
 
 
 def docker(*words):
