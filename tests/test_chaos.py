@@ -186,6 +186,34 @@ def test_a_message_that_is_in_flight_twice_is_one_too_many(files):
     assert files.violations() == ["more in flight than max_in_flight"]
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected"), [("requeue", []), ("finish", ["more in flight than max_in_flight"])], ids=["twice", "once"]
+)
+def test_a_message_that_is_requeued_twice_is_one_too_many(files, answer, expected):
+    files.lines["a"] += [["M", 1.0, 2]]
+    files.in_flight = [(9.0, {"a": 3})]
+    files.publish("q-0")
+    files.deliver("a", 2.0, "q-0", "requeue")
+    files.deliver("a", 2.3, "q-0", answer)
+    files.deliver("a", 3.3, "q-0", "finish", attempts=2)
+    files.deliver("b", 2.0, "q-0", "finish")
+    files.faults = [Fault("killed", "nsqd0", 1.5, 1.9)]
+
+    assert files.violations() == expected
+
+
+@pytest.mark.parametrize(
+    ("took", "expected"), [(2.6, []), (0.1, ["connection lost without a fault"])], ids=["late", "in time"]
+)
+def test_a_late_answer_explains_that_a_consumer_ends_a_silent_connection(files, took, expected):
+    files.deliver("a", 3.0, "k-1", "requeue", took=took)
+    files.publish("k-1", outcome="unknown")
+    text = "n:1: connection lost: no message for 30 s with RDY 1, after nsqd has refused 1 answer"
+    files.lines["a"].append(["C", 40.0, "n:1", text])
+
+    assert files.violations() == expected
+
+
 def test_a_kill_loses_nothing_that_is_on_the_disk_and_was_not_sent(files):
     lost(files)
     files.lines["b"] = [line for line in files.lines["b"] if line[2] != "l-0"]

@@ -22,6 +22,8 @@ SLACK = 0.7
 DEADLINE_SLACK = 1.5
 # A FIN is at nsqd so long after the answer, unless a fault that began before delays it.
 FIN_TIME = 1.5
+# The longest delay of a REQ.
+DEFERRED = 1.0
 # After this time no message may be in flight any more that came before max_in_flight was lowered.
 LOWERED = 5.0
 # So long after a full disk nsqd may still lose what it writes: see is_torn().
@@ -397,8 +399,8 @@ class Judge:
     def _miscounts(self) -> Mapping[str, list[tuple[float, str]]]:
         """Return, by consumer, the times from which an nsqd counts a message too many in flight, and its address.
 
-        It has read the message twice from its disk after a kill, and sent it again while it was in flight. It counts so
-        until the connection ends.
+        It has read the message twice from its disk after a kill, and sent it again while it was in flight; or while a REQ
+        defers it, so that it refuses another REQ ("ID already deferred"). It counts so until the connection ends.
         """
         by_message = defaultdict(list)
         for each in self._deliveries:
@@ -407,7 +409,8 @@ class Judge:
         for deliveries in by_message.values():
             deliveries.sort(key=lambda each: each.received)
             for first, again in itertools.pairwise(deliveries):
-                if again.received < first.answered:
+                is_deferred = {first.answer, again.answer} <= {"fail", "requeue"} and again.attempts <= first.attempts
+                if again.received < first.answered or (is_deferred and again.answered < first.answered + DEFERRED):
                     found[again.worker.name].append((again.received, again.nsqd))
         return found
 
@@ -436,7 +439,12 @@ class Judge:
         for life in self.lives:
             for time, nsqd, text in life.lost:
                 names = {self.nodes[nsqd], life.name, "auth"}
-                if "connection lost:" in text and not self._is_disturbed(names, time - NOTICED, time):
+                # gnsq itself ends a connection that is silent after its nsqd has refused answers, since they were late.
+                is_own = "after nsqd has refused" in text and any(
+                    each.nsqd == nsqd and each.answered - each.received > MSG_TIMEOUT - SLACK
+                    for each in life.deliveries
+                )
+                if "connection lost:" in text and not is_own and not self._is_disturbed(names, time - NOTICED, time):
                     yield f"{life.name} at {time:.2f}: {self.nodes[nsqd]}, {text}"
 
     def _growth(self) -> Iterator[str]:
