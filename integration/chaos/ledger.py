@@ -399,8 +399,8 @@ class Judge:
     def _miscounts(self) -> Mapping[str, list[tuple[float, str]]]:
         """Return, by consumer, the times from which an nsqd counts a message too many in flight, and its address.
 
-        It has read the message twice from its disk after a kill, and sent it again while it was in flight; or while a REQ
-        defers it, so that it refuses another REQ ("ID already deferred"). It counts so until the connection ends.
+        It has read the message twice from its disk after a kill, and sent it again while it was in flight; or while a
+        REQ defers it, so that it refuses another REQ ("ID already deferred"). It counts so until the connection ends.
         """
         by_message = defaultdict(list)
         for each in self._deliveries:
