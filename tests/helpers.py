@@ -27,7 +27,7 @@ from gnsq import Message, NsqdHTTPClient, NsqdTCPClient
 from gnsq.errors import NSQConnectionClosed
 from gnsq.protocol.frames import RESPONSE, encode_frame
 
-LIMIT = 10.0
+LIMIT = 60.0
 # For the text of a shell: the path may have blanks.
 PYTHON = shlex.quote(sys.executable)
 # Warnings are errors. Not that of a fork beside threads: Python 3.15 raises it from os.fork() in the parent, which then

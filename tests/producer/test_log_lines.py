@@ -26,7 +26,8 @@ def test_option_that_nsqd_does_not_offer_is_one_warning_for_all_connections_to_i
         FakeNsqd(snappy=False) as nsqd,
         Producer(nsqd.tcp_address, name="orders", snappy=True, connections_per_nsqd=3),
     ):
-        assert lines(logging.WARNING) == [
+        # On a busy machine, another one says that the start takes a second.
+        assert [line for line in lines(logging.WARNING) if "awaited" not in line] == [
             f"{nsqd.tcp_address}: orders: snappy was asked for and nsqd does not offer it; going on without compression"
         ]
 
