@@ -399,7 +399,7 @@ def mypy(tmp_path_factory, mypy_cache):
         name = re.sub(r"\W", "_", block.page.removesuffix(".md"))
         (path / f"page_{name}_{block.line}.py").write_text(block.code)
     # These have neither types nor a mark that says so.
-    untyped = "[mypy-gevent.*,asyncnsq.*,nsq.*]\nignore_missing_imports = true\n"
+    untyped = "[mypy-gevent.*,asyncnsq.*,nsq.*,pyarrow.*]\nignore_missing_imports = true\n"
     settings = f"[mypy]\nstrict = true\nfollow_imports = silent\n{untyped}"
     (path / "mypy.ini").write_text(settings)
 

@@ -65,11 +65,20 @@ class HubThread:
         self._stop_timeout = STOP_TIMEOUT
         self._owner: OwnerThread
         self._stop: Event
+        self._is_unwanted = False
         self._begun, self._ended = ThreadEvent(), ThreadEvent()
         _running.add(self)
         # None if the thread is not registered with the threading module, as in a monkey-patched process.
         self._thread = start_thread(self._run, name=self.name if is_known else "")
-        self._begun.wait(NO_TIMEOUT)
+        try:
+            self._begun.wait(NO_TIMEOUT)
+        except BaseException:
+            # A gevent.Timeout of the caller, for example: nobody else knows the thread. It looks at this after it has
+            # begun, so if it has not looked yet, it ends by itself.
+            self._is_unwanted = True
+            if self._begun.is_set:
+                self._owner.call_soon(self._stop.set)
+            raise
         if self._ended.is_set:
             _running.discard(self)
             raise self._stopped_error()
@@ -177,6 +186,8 @@ class HubThread:
                 at_end.callback(self._on_end)
             at_end.callback(setattr, self, "_stopped", True)
             self._begun.set()
+            if self._is_unwanted:
+                return
             self._stop.wait()  # without a timeout: until stop() is called
 
     def _kill_greenlets(self, hub: Any) -> None:  # Any: gevent has no types

@@ -377,3 +377,18 @@ def test_child_process_makes_a_thread_of_its_own():
 
     refused = "thread test was started before the fork; make a new one in this process"
     assert done.stdout.splitlines() == [refused, refused, "0 False", "0"]
+
+
+def test_thread_whose_caller_is_interrupted_before_it_has_begun_ends():
+    ended = threading.Event()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(LIMIT)  # the thread begins when this one waits, which is after the kill
+    try:
+        caller = gevent.spawn(HubThread, "unwanted", ended.set, is_known=False)
+        gevent.sleep(0)
+        caller.kill(block=False)
+        gevent.sleep(0)
+    finally:
+        sys.setswitchinterval(interval)
+
+    assert ended.wait(LIMIT)

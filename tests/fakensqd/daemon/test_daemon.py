@@ -66,9 +66,9 @@ def test_https_port_is_the_same_after_a_stop(tls_options, client_context):
 
 def test_stop_closes_all_connections():
     with FakeNsqd() as nsqd:
-        clients = [Client(nsqd.tcp_address) for _ in range(50)]
-        clients += [consumer(nsqd.tcp_address) for _ in range(50)]
-        wait_until(lambda: len(nsqd.sessions) == 100)
+        clients = [Client(nsqd.tcp_address) for _ in range(20)]
+        clients += [consumer(nsqd.tcp_address) for _ in range(20)]
+        wait_until(lambda: len(nsqd.sessions) == 40)
 
     assert all(client.ended() for client in clients)
     assert nsqd.sessions == []
