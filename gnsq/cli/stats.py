@@ -24,6 +24,7 @@ from gnsq.cli.snapshot import Snapshot
 from gnsq.cli.table import SORTS, StatsView
 from gnsq.cli.topics import CHANNEL, TOPIC
 from gnsq.running import StopSignals
+from gnsq.texts import counted
 
 __all__ = ["report", "stats"]
 
@@ -64,7 +65,7 @@ The JSON of --json is one object:
 
 Rates are messages a second. A number that is unknown is null. "paused" is true if it is paused on any nsqd.
 
-Exit status: 1 if no nsqd could be reached, or none has TOPIC or CHANNEL; with --watch 0.
+Exit status: 1 if an nsqd did not answer, so that the sums lack it, or none has TOPIC or CHANNEL; with --watch 0.
 """
 
 
@@ -153,5 +154,9 @@ def report(snapshot: Snapshot, topic: str | None, channel: str | None) -> int:
         what = f"topic {topic}" if channel is None else f"topic {topic} with a channel {channel}"
         where = " that has answered" if snapshot.unreached else ""
         click.echo(f"Error: no nsqd{where} has a {what}; gnsq topic list shows all topics", err=True)
+        return 1
+    if snapshot.unreached:
+        missing = counted(len(snapshot.unreached), "nsqd that has", "nsqds that have")
+        click.echo(f"Error: the sums are without {missing} not answered", err=True)
         return 1
     return 0

@@ -97,9 +97,10 @@ def test_unreachable_nsqd_is_shown_with_its_reason_beside_the_others(fakensqd, g
     servers = ["--nsqd", fakensqd.tcp_address, "--nsqd-http", fakensqd.http_address, "--nsqd-http", f"127.0.0.1:{port}"]
     result = gnsq("stats", *servers)
 
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert "orders" in result.stdout
     assert f"nsqd 127.0.0.1:{port}: no response: can't connect: Connection refused" in result.stderr
+    assert result.stderr.endswith("Error: the sums are without 1 nsqd that has not answered\n")
     assert "version 1.3.0  health OK  up since" in result.stdout
 
 
