@@ -7,7 +7,7 @@ the text names the extra to install.
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-_missing = [name for name in ("click", "deltalake", "obstore", "pyarrow", "pyspark", "rich") if find_spec(name) is None]
+_missing = [name for name in ("click", "deltalake", "obstore", "pyarrow", "pyspark") if find_spec(name) is None]
 if _missing:
     # name=__name__ lets ``python -m`` show only this text, without a traceback.
     raise ImportError(f"{__name__} needs {', '.join(_missing)}: pip install 'gnsq[spark]'", name=__name__)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gnsq.cli.parameters import FILE, SettingOption, setting_option, warn_of_unknown_variables
+from gnsq.cli.parameters import FILE, PAUSE, SettingOption, setting_option, warn_of_unknown_variables
 from gnsq.errors import NSQException
 from gnsq.settings import Field
 from gnsq.spark.errors import JobFailed, JobStopped
@@ -108,6 +108,7 @@ def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:  # Any:
     help="Go on with tables that belong to another checkpoint, such as one that is lost. That job must not run.",
 )
 @click.option("--status", is_flag=True, help="Tell where the queries stand, and end. Starts no Spark.")
+@click.option("--watch", metavar="TIME", type=PAUSE, help="With --status: tell it again after each such time.")
 @click.option(
     "--until",
     metavar="TIME",
@@ -126,6 +127,7 @@ def main(
     new_topic: bool,
     take_over: bool,
     status: bool,
+    watch: float | None,
     until: dt.datetime | None,
     action: str | None,
     name: str | None,
@@ -133,7 +135,7 @@ def main(
 ) -> None:
     """Write events from NSQ into Delta tables, and count them by window and key. Stop it with Ctrl-C or SIGTERM.
 
-    A terminal shows the queries live; other output gets a line for each batch.
+    Each batch prints a line. --status tells where all queries stand, with --watch again and again.
 
     maintain: only merge small files of the tables and delete files that are not needed any more, now; for cron, also
     while the job runs.
@@ -162,6 +164,8 @@ def main(
         _check_name(settings, action, name)
         if until is not None and action != "rebuild":
             raise ValueError("--until is for rebuild alone")
+        if watch is not None and not status:
+            raise ValueError("--watch is for --status alone")
     except ValueError as error:
         raise _wrong_setting(error) from error
     try:
@@ -169,6 +173,9 @@ def main(
             from gnsq.spark.pipeline.status import status_lines  # loads pyarrow
 
             _print(status_lines(settings, time.time()))
+            while watch is not None:  # until Ctrl-C
+                time.sleep(watch)
+                _print(["", *status_lines(settings, time.time())])
         elif action == "receivers":
             _print(map(_receiver_line, settings.queries))
         elif action == "maintain":
@@ -318,7 +325,6 @@ def run_job(
                 once=once,
                 new_topic=new_topic,
                 take_over=take_over,
-                has_view=True,
                 while_starting=while_starting,
             )
         except (KeyboardInterrupt, Exception):  # calls of a Java that was killed fail, too

@@ -11,7 +11,6 @@ import importlib
 import json
 import logging
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -75,7 +74,6 @@ from gnsq.texts import counted
 
 if TYPE_CHECKING:
     from gnsq.running import StopSignals
-    from gnsq.spark.pipeline.view import LiveView
 
 __all__ = ["Job", "load_function", "run", "run_queries"]
 
@@ -460,11 +458,8 @@ class Job:
         for running in self.queries:
             running.look(time.monotonic())
 
-    def wait(self, is_stopping: Callable[[], bool], refresh: Callable[[], object] = lambda: None) -> bool:
+    def wait(self, is_stopping: Callable[[], bool]) -> bool:
         """Wait until all queries have ended, or until is_stopping() returns True.
-
-        Args:
-            refresh: Called several times a second.
 
         Returns:
             True if the queries ended by themselves.
@@ -477,7 +472,6 @@ class Job:
         while not is_stopping():
             self._check_lock()
             has_ended = self._handle_events(LOOK)
-            refresh()
             now = time.monotonic()
             if not has_ended and now - asked_at < ASK:
                 continue
@@ -622,7 +616,6 @@ def run_queries(
     once: bool,
     new_topic: bool,
     take_over: bool,
-    has_view: bool = False,
     while_starting: Callable[[bool], object] = lambda is_starting: None,
 ) -> Summary:
     """Check everything, lock the work directory, open Spark, and run the queries; the other arguments are run()'s.
@@ -630,8 +623,6 @@ def run_queries(
     Args:
         open_spark: Makes the session, and ends its queries. It is called after all checks that need no Spark.
         log: Where Spark's messages are, for warnings.
-        has_view: While the queries run, show them live on stdout if that is a terminal, instead of a line for each
-            batch.
         while_starting: Called with True before Spark starts, and with False when the queries are planned.
     """
     if once and not settings.is_asked:
@@ -651,8 +642,7 @@ def run_queries(
             return [running.status.record for running in queries]
 
         def report_batch(record: QueryStatus) -> None:
-            if view is None:
-                report(batch_line(record))
+            report(batch_line(record))
 
         stack.callback(_wait_for_sources, settings)  # after Spark has ended
         if settings.metrics_address:
@@ -662,15 +652,13 @@ def run_queries(
             job = Job(spark, settings, report_batch, once=once, take_over=take_over, log=log, check_lock=lock.check)
             while_starting(False)
             queries += job.queries
-            view = _view(records) if has_view else None
             create_channels(settings, once=once, wait=stop.wait, new_topic=new_topic)
             note_queries(settings)
             finished = False
             try:
                 if not stop.is_set():
-                    with view or contextlib.nullcontext():
-                        job.start()
-                        finished = job.wait(stop.is_set, view.refresh if view else lambda: None)
+                    job.start()
+                    finished = job.wait(stop.is_set)
                 if finished:
                     job.maintain()
                 else:
@@ -710,15 +698,6 @@ def _serving(address: str, records: Callable[[], list[QueryStatus]]) -> Abstract
     except ImportError as error:
         raise JobFailed(f"setting metrics_address: {error}") from error
     return serving(address, PipelineCollector(records))
-
-
-def _view(records: Callable[[], list[QueryStatus]]) -> LiveView | None:
-    # Output that is no terminal does not need rich, which is slow to load.
-    if not sys.stdout.isatty():
-        return None
-    from gnsq.spark.pipeline.view import terminal_view
-
-    return terminal_view("gnsq-pipeline", records)
 
 
 def _sum_up(summary: Summary, settings: JobSettings, report: Callable[[str], object]) -> None:

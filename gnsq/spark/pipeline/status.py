@@ -1,8 +1,8 @@
 """Status: one record for each query, and the texts that are made of it.
 
-The job's threads keep the record by `Status`. It is read by the line for each batch, the summary, the live view and the
-exporter, and by ``--status`` from a file in the query's notes. Reads Spark's JSON, but does not import Spark, since
-``--status`` does not start it.
+The job's threads keep the record by `Status`. It is read by the line for each batch, the summary and the exporter, and
+by ``--status`` from a file in the query's notes. Reads Spark's JSON, but does not import Spark, since ``--status`` does
+not start it.
 """
 
 from __future__ import annotations

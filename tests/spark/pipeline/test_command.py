@@ -22,7 +22,7 @@ from gnsq.spark.pipeline.__main__ import _quiet_py4j, main
 from gnsq.spark.pipeline.lock import describe
 from gnsq.spark.pipeline.settings import SettingError
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
-from tests.helpers import refused_port, wait_for_program
+from tests.helpers import child, refused_port, wait_for_program
 from tests.spark.helpers import channel_stats, members_of, publish, running, wait_for
 
 COMMAND = [sys.executable, "-m", "gnsq.spark.pipeline"]
@@ -259,6 +259,15 @@ def test_status_starts_no_spark(fakensqd, tmp_path):
 
     assert done.exit_code == 0, done.output
     assert re.match(r"job +not running\nclicks +no batch yet\n", done.output)
+
+
+@pytest.mark.subprocess
+def test_status_is_told_again_until_a_signal(fakensqd, tmp_path):
+    with child(*COMMAND, *arguments(fakensqd, tmp_path), "--status", "--watch", "100ms") as process:
+        told = (line for line in process.stdout if line.startswith("clicks"))
+        assert [next(told, "") for _ in range(2)] == ["clicks   no batch yet\n"] * 2
+        process.send_signal(signal.SIGINT)
+        process.wait()
 
 
 # --- with Spark
