@@ -46,14 +46,14 @@ from gevent.event import Event
 from gnsq.addresses import parse_address
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import until_signal
-from gnsq.cli.nodes import NodePoller, failures
+from gnsq.cli.nodes import NodePoller, failures, short_address
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.snapshot import Snapshot
 from gnsq.cli.topics import Topics
 from gnsq.cli.waiting import Finding, find
 from gnsq.concurrency.greenlets import spawn
 from gnsq.consumer import Consumer
-from gnsq.errors import NSQException
+from gnsq.errors import NSQException, NSQHttpError
 from gnsq.message import Message
 from gnsq.nsqd import NsqdTCPClient
 from gnsq.protocol.names import is_ephemeral
@@ -182,6 +182,7 @@ class Receiver:
             requeued.
         takes_waiting: Subscribe with an ephemeral channel also if it takes what waits for the topic's first channel.
         must_exist: Refuse to make the channel.
+        needs_topic: Refuse to make the topic.
         options: More options of the consumers.
 
     Attributes:
@@ -211,6 +212,7 @@ class Receiver:
         linger: float | None = None,
         takes_waiting: bool = False,
         must_exist: bool = False,
+        needs_topic: bool = False,
         **options: Any,  # Any: each option has its own type
     ) -> None:
         self.batch = batch
@@ -227,6 +229,7 @@ class Receiver:
         self._linger = linger
         self._takes_waiting = takes_waiting
         self._must_exist = must_exist
+        self._needs_topic = needs_topic
         self._most_ahead = math.inf if rate is None else math.ceil(rate * RATE_AHEAD)
         self._inbox = Inbox()
         self._is_over = Event()  # no more messages are wanted
@@ -380,6 +383,8 @@ class Receiver:
                 return
         findings = [self._find(snapshot, name) for name in self._names()]
         self._check(snapshot, findings)
+        if is_ephemeral(self._channel):
+            until_signal(self._stop, self._check_memory, poller, snapshot, findings)
         if (error := until_signal(self._stop, _try_start, self._cluster, self.consumers)) is not None:
             raise error
         # Only now: if no nsqd can be reached, the error says why.
@@ -397,6 +402,8 @@ class Receiver:
 
     def _check(self, snapshot: Snapshot, findings: Sequence[Finding]) -> None:
         """Write to stderr what is known about the topics, unless this command must not subscribe then."""
+        if self._needs_topic and any(each.has_no_topic for each in findings):
+            raise _Refused(f"topic {self._topics} does not exist, so it has no messages. Nothing was made")
         if self._must_exist and not all(each.exists for each in findings):
             missing = [name for name, each in zip(self._names(), findings, strict=True) if not each.exists]
             why = "".join(f"; {failure}" for failure in failures(snapshot))
@@ -412,6 +419,17 @@ class Receiver:
                 f"in it at the end. Nothing was taken: {KEEP_OR_TAKE}"
             )
         _say(finding.text for finding in findings if finding.is_known)
+
+    def _check_memory(self, poller: NodePoller, snapshot: Snapshot, findings: Sequence[Finding]) -> None:
+        """Say which nsqds drop most of what an ephemeral channel should get, and refuse to let them drop what waits."""
+        small = [node.address for node in snapshot.reached if _memory(poller, node.address) == 0]
+        if not small:
+            return
+        named = ", ".join(map(short_address, small))
+        text = f"nsqd {named} keeps no messages in memory (--mem-queue-size=0), so it drops from an ephemeral channel"
+        if any(each.loses for each in findings):
+            raise _Refused(f"{text} nearly all that wait. Nothing was taken: give --channel NAME")
+        click.echo(f"{text} what comes while another message is on its way; --channel NAME gets all", err=True)
 
     def _new_topics(self, poller: NodePoller, snapshot: Snapshot) -> list[str]:
         names = poller.registered().union(row.topic for row in snapshot.topics)
@@ -581,6 +599,13 @@ class _Refused(click.ClickException):
     """The command does nothing, since messages would be lost, or a channel made by mistake."""
 
     exit_code = 2
+
+
+def _memory(poller: NodePoller, address: str) -> object:
+    """Return an nsqd's mem_queue_size; None if it does not say it."""
+    with contextlib.suppress(NSQHttpError):
+        return poller.client(address).config("mem_queue_size")
+    return None
 
 
 def _say(texts: Iterable[str]) -> None:

@@ -88,7 +88,7 @@ def requeue_dead(
     --leave-for.
 
     The channel gets the letters that come after it was created, and those that wait in a topic without any channel. So
-    run this once with --dry-run before you need it.
+    create it before you need it: gnsq channel create DEAD_TOPIC requeue-dead. --dry-run creates it, too.
     """
     choice = _Choice(error, reason, older, newer)
     if not choice and not is_all:
@@ -107,6 +107,7 @@ def requeue_dead(
             idle=idle,
             rate=None if dry_run else rate,
             reconnect_initial=1.0,
+            needs_topic=True,
         )
         producer = None if dry_run else opened.enter_context(cluster.producer(batch_messages=BATCH))
         run = _Run(choice, to, leave_for, dry_run, count, receiver.end)

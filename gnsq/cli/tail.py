@@ -77,8 +77,9 @@ def tail(
     unchanged, and a newline after it. With --json, a body that is not UTF-8 is in body_base64 in place of body.
 
     A message is finished after it was written. With the --channel of other consumers, this command takes messages away
-    from them. Without --channel, no one misses a message. But if a topic has no channel yet, nsqd has kept its messages
-    for the first one, and a channel that ends with this command would lose those that are not printed: then the command
+    from them. Without --channel, no other consumer misses a message; but when messages come faster than they are
+    printed, nsqd drops what exceeds its --mem-queue-size. If a topic has no channel yet, nsqd has kept its messages for
+    the first one, and a channel that ends with this command would lose those that are not printed: then the command
     ends with status 2, also if no HTTP port can be asked. --channel NAME keeps them; --take goes on all the same.
 
     --peek holds messages until it has as many as -n says, or none has come for a second, and then requeues all of them.

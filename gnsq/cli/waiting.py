@@ -28,12 +28,14 @@ class Finding:
         loses: True if the channel is ephemeral and would take messages that wait for the first channel, or if that is
             not known: nsqd deletes with the channel what is left in it.
         exists: True if an nsqd has the channel.
+        has_no_topic: True if no nsqd has the topic.
     """
 
     text: str = ""
     is_known: bool = True
     loses: bool = False
     exists: bool = False
+    has_no_topic: bool = False
 
 
 def find(snapshot: Snapshot, topic: str, channel: str, nsqds: Collection[str]) -> Finding:
@@ -56,7 +58,7 @@ def find(snapshot: Snapshot, topic: str, channel: str, nsqds: Collection[str]) -
     if snapshot.reached or _have_all_answered(snapshot):
         where = " on the nsqds that have answered" if snapshot.unreached else ""
         then = "nsqd creates it" if nsqds else "this waits for an nsqd that has it"
-        return Finding(f"topic {topic} does not exist{where}; {then}")
+        return Finding(f"topic {topic} does not exist{where}; {then}", has_no_topic=not snapshot.unreached)
     return Finding(f"not known whether topic {topic} exists: {'; '.join(failures(snapshot))}", is_known=False)
 
 

@@ -39,6 +39,14 @@ def left(nsqd):
     return nsqd.messages("dead", "requeue-dead")
 
 
+def test_topic_that_does_not_exist_is_not_made(fakensqd):
+    result = requeue(fakensqd, "--all")
+
+    assert result.exit_code == 2
+    assert "topic dead does not exist, so it has no messages. Nothing was made" in result.stderr
+    assert "dead" not in fakensqd.broker.topics
+
+
 def test_bodies_go_back_to_their_topics(fakensqd):
     fakensqd.publish("dead", letter(b"1"), letter(b"\xff", topic="clicks"))
 

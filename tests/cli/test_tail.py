@@ -156,6 +156,26 @@ def test_take_takes_all_that_waits_for_the_first_channel(fakensqd):
     assert fakensqd.depth("t") == 0
 
 
+def test_take_is_refused_if_nsqd_would_drop_what_waits():
+    with FakeNsqd(mem_queue_size=0).in_thread() as nsqd:
+        nsqd.publish("t", b"1", b"2")
+
+        result = gnsq(nsqd, "tail", "t", "--take")
+
+        assert (result.exit_code, nsqd.depth("t")) == (2, 2)
+    assert "keeps no messages in memory (--mem-queue-size=0)" in result.stderr
+    assert "give --channel NAME" in result.stderr
+
+
+def test_nsqd_that_drops_most_of_a_quick_topic_is_named():
+    with FakeNsqd(mem_queue_size=0).in_thread() as nsqd:
+        create_channel(nsqd, "t", "c")
+        result = gnsq(nsqd, "tail", "t", "--idle", "0.2")
+
+    assert result.exit_code == 0
+    assert "(--mem-queue-size=0), so it drops from an ephemeral channel what comes while" in result.stderr
+
+
 def test_channel_that_stays_keeps_what_is_not_shown(fakensqd):
     fakensqd.publish("t", b"1", b"2", b"3")
 
