@@ -54,6 +54,8 @@ class ReconnectOptions(Options):
 START_LIMIT = 1.0
 # Seconds after which a connection is stable. When a stable connection is lost, the failures before it do not count.
 STABLE_AFTER = 10.0
+# Seconds. An nsqd that was down, perhaps several times in a minute, is tried again so soon for a publish that waits.
+URGENT_AFTER = 1.0
 
 
 @dataclass(eq=False)
@@ -140,6 +142,7 @@ class ConnectionPool:
             reconnects immediately, even if the address is not permanent, unless it was released. After a second such
             loss within reconnect_initial seconds, the pool reconnects reconnect_initial seconds later.
         first_attempts: Told of the first attempt of each address.
+        is_urgent: Returns True while somebody waits for any connection; None: nobody ever does.
 
     Attributes:
         not_attempted: Number of addresses to which the first attempt to connect has not ended.
@@ -156,6 +159,7 @@ class ConnectionPool:
         closed_without_fault: Callable[[Connection], bool] = lambda connection: False,
         owner: LogOwner | None = None,
         first_attempts: FirstAttempts | None = None,
+        is_urgent: Callable[[], bool] | None = None,
     ) -> None:
         self.connections: dict[str, Connection] = {}
         self._reconnect = reconnect
@@ -165,6 +169,7 @@ class ConnectionPool:
         self._on_lost = on_lost
         self._closed_without_fault = closed_without_fault
         self._owner = owner if owner is not None else LogOwner("", clock.monotonic)
+        self._is_urgent = is_urgent
         self._first_attempts = first_attempts or FirstAttempts(clock, self._owner)
         self._reconnectors: dict[str, _Reconnector] = {}
         self.not_attempted = 0
@@ -293,7 +298,15 @@ class ConnectionPool:
             if wait is None:
                 return
             if wait > 0:
-                self._clock.wait(reconnector.wake_event, wait)
+                self._wait(reconnector, wait)
+
+    def _wait(self, reconnector: _Reconnector, seconds: float) -> None:
+        """Wait before the next attempt, but not longer than URGENT_AFTER while somebody waits for any connection."""
+        end = self._clock.monotonic() + seconds
+        step = seconds if self._is_urgent is None else URGENT_AFTER
+        while (left := end - self._clock.monotonic()) > 0:
+            if self._clock.wait(reconnector.wake_event, min(left, step)) or (self._is_urgent and self._is_urgent()):
+                return
 
     def _set_attempted(self, address: str, reconnector: _Reconnector, *, connected: bool = False) -> None:
         if not reconnector.attempted:

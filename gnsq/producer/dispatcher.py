@@ -279,6 +279,10 @@ class Dispatcher:
         # A publish that is larger than max_pending_bytes has capacity when no other publish is pending.
         return self.pending_bytes + publish.size <= self._max_pending_bytes or not self.pending_bytes
 
+    def waits_for_connection(self) -> bool:
+        """Return True if a publish waits until any nsqd is connected."""
+        return bool(self._waiting_for_connection)
+
     def _admit_waiting(self) -> None:
         """Give free capacity to the publishes that wait for it, the oldest first."""
         waiting = self._waiting_for_capacity

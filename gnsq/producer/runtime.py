@@ -128,6 +128,7 @@ class ProducerRuntime(ConnectionListener):
             closed_without_fault=_is_blameless,
             owner=self._producer.log_owner,
             first_attempts=self._first_attempts,
+            is_urgent=self.dispatcher.waits_for_connection,
         )
 
     # --- start and close

@@ -369,6 +369,18 @@ def test_publishes_wait_for_an_nsqd_that_is_down(nsqd, clock, producing, begin):
     assert stored(nsqd) == [b"0", b"1", b"2", b"3", b"4"]
 
 
+def test_publish_that_waits_does_not_wait_long_for_the_next_attempt(nsqd, clock, producing, begin):
+    producer = producing(nsqd, reconnect_initial=60.0, reconnect_maximum=60.0)
+    nsqd.down()
+    clock.advance(0.1)
+    nsqd.up()
+
+    job = begin(producer.publish, "t", b"x", timeout=10.0)
+    clock.advance(1.1)
+
+    assert outcomes([job]) == ["confirmed"]
+
+
 def test_publishers_wait_for_capacity_of_a_slow_link_until_their_deadline(nsqd, clock, producing, begin):
     producer = producing(nsqd, max_pending_bytes=2000)
     begin(producer.publish, "t", b"y" * 500)
