@@ -57,7 +57,7 @@ class _Handler(CooperativeHandler):
         """Read the whole head, since gevent's limits are others than Go's. Return "" if there is none."""
         is_first, self._lines, size = self._lines is None, [], 0
         while size <= MAX_HEAD_SIZE:
-            line: bytes = self.rfile.readline(MAX_HEAD_SIZE)
+            line: bytes = self.rfile.readline(MAX_HEAD_SIZE + 1)
             size += len(line)
             if not line.strip(b"\r\n") and line.endswith(b"\n"):
                 break
@@ -94,7 +94,8 @@ class _Handler(CooperativeHandler):
 
     def get_environ(self) -> dict[str, Any]:  # Any: WSGI's environ holds anything
         environ: dict[str, Any] = super().get_environ()
-        environ[_HANDLER_KEY] = self
+        # Weak, since a cycle would keep the socket's files until after the end of its hub.
+        environ[_HANDLER_KEY] = weakref.ref(self)
         return environ
 
     def leaves_body(self) -> bool:
@@ -172,7 +173,7 @@ def _wsgi(application: Application) -> Callable[..., Iterable[bytes]]:
     """Make the WSGI function of an application. Source: PEP 3333."""
 
     def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        handler = environ[_HANDLER_KEY]
+        handler = environ[_HANDLER_KEY]()
         request = Request(environ, handler.socket)
         response = application(request)
         size = len(response.body) if response.size is None else response.size
@@ -202,6 +203,8 @@ class Port:
         self._socket: socket.socket | None = None
         self._server: StreamServer | None = None
         self._hub: Any = None  # gevent has no types
+        # True in a child that was forked while the port was open: the file of a unix socket is the parent's.
+        self._is_inherited = False
         self._accepted: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     @property
@@ -246,6 +249,7 @@ class Port:
         for sock in (self._socket, *self._accepted):
             if sock is not None:
                 disown(sock)
+        self._is_inherited = True
         if server is not None:
             server.stop_accepting()
             if self._hub is get_hub_if_exists():  # no other thread's greenlets are here
@@ -258,7 +262,8 @@ class Port:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-            remove_socket_file(self._bind)
+            if not self._is_inherited:
+                remove_socket_file(self._bind)
 
     def stop(self) -> None:
         """Close the port and all its connections. Does nothing if they are closed."""

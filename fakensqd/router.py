@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from fakensqd.effects import HttpResponse
 from fakensqd.golang import encoding_json
@@ -189,6 +189,8 @@ class Router:
             return HttpResponse(200, b"")
         if (path := self._fixed(request)) is None:
             return self._error(404, "NOT_FOUND")
+        # As Go writes a path.
+        path = quote(path, safe="/:@!$&'()*+,;=~", encoding="latin-1")
         location = f"{path}?{request.query_string}" if request.query_string else path
         if request.method != "GET":
             return HttpResponse(307, b"", (("Location", location),))

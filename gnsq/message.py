@@ -47,6 +47,7 @@ _BY_RETURN = (
     "before it returns"
 )
 _BY_REQUEUE = "it was requeued before"
+_BY_LOSS = "its REQ could not be sent, and nsqd delivers it again"
 _BY_TIMEOUT = "its timeout was over before that, and nsqd delivers it again"
 
 _responder_of = operator.attrgetter("_responder")
@@ -197,7 +198,11 @@ class Message(MessageFields):
         self._close()
         self._answered_by = _BY_REQUEUE
         if self._responder is not None:
-            self._responder.requeue(self.id, delay, backoff)
+            try:
+                self._responder.requeue(self.id, delay, backoff)
+            except NSQException:
+                self._answered_by = _BY_LOSS
+                raise
         if self._signals is not None:
             self._send("on_requeue", timeout=delay, backoff=backoff)
 

@@ -63,6 +63,7 @@ class LookupPeer:
         # Address of nsqlookupd's HTTP API; None before a response to IDENTIFY, or if the newest response has none.
         self._http_address: tuple[str, int] | None = None
         self._attempted = Event()
+        self._is_inherited = False
         # Commands to send; None ends run().
         self._commands: Queue[bytes | None] = Queue()
 
@@ -105,7 +106,7 @@ class LookupPeer:
             self._command(b"")
             self._attempted.set()
             self._ping_later()
-            while (command := self._commands.get()) is not None:
+            while (command := self._commands.get()) is not None and not self._is_inherited:
                 self._command(command)
                 if command == _PING:
                     self._ping_later()
@@ -137,7 +138,8 @@ class LookupPeer:
             self._request(_registration(b"REGISTER", topic, channel))
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Leave the connection to the parent."""
+        """Leave the connection to the parent, and end run(): this process has no ports that could be registered."""
+        self._is_inherited = True
         if self._socket is not None:
             disown(self._socket)
 

@@ -164,7 +164,7 @@ class MessageAssertions(ABC):
         Args:
             bodies: Without count, each must have been published at least as often as given here. Default: any message.
                 In place of a body, a function that gets one and returns whether it is wanted.
-            json: A value that a wanted body has as JSON.
+            json: A value that a wanted body has as JSON, compared as Python does: 1, 1.0 and true are equal.
             count: How often exactly each body must have been published; without bodies, how many messages in all.
             timeout: Seconds of real time to wait until the assertion is true.
 
@@ -212,7 +212,7 @@ def unmet(
         yield None, len(published), 1 if count is None else count
     found = Counter(published)
     for body, least in Counter(wanted).items():
-        number = sum(map(body, published)) if callable(body) else found[body]
+        number = sum(1 for each in published if body(each)) if callable(body) else found[body]
         if number != count if count is not None else number < least:
             yield body, number, least if count is None else count
 

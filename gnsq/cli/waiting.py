@@ -46,10 +46,11 @@ def find(snapshot: Snapshot, topic: str, channel: str, nsqds: Collection[str]) -
     """
     row = next((row for row in snapshot.topics if row.topic == topic), None)
     # nsqlookupd tells a new topic of another nsqd the channels that stay. So if one nsqd has them, the others do.
-    is_known = not snapshot.unreached if row is None or not row.channels else True
+    channels = [] if row is None or not snapshot.lookupds else row.channels
+    is_known = not snapshot.unreached or not all(is_ephemeral(each.channel) for each in channels)
     is_known = is_known and (bool(snapshot.reached) or _have_all_answered(snapshot))
     if row is not None and (waiting := _without_channel(row)):
-        return _first_channel(topic, channel, waiting)
+        return _first_channel(row, channel, waiting)
     if is_ephemeral(channel) and not is_known:
         why = "; ".join(failures(snapshot))
         return Finding(f"not known whether messages wait for the first channel of topic {topic}: {why}", False, True)
@@ -73,12 +74,15 @@ def _without_channel(topic: Row) -> int:
     return sum(max(each, 0) for each in waiting)
 
 
-def _first_channel(topic: str, channel: str, waiting: int) -> Finding:
+def _first_channel(row: Row, channel: str, waiting: int) -> Finding:
+    # On the nsqds that have the messages.
+    what = f"topic {row.topic} has no channel{' on some nsqds' if row.channels else ''}"
     if is_ephemeral(channel):
         text = f"{counted(waiting, 'message', spec=',')} {'waits' if waiting == 1 else 'wait'} for its first one"
-        return Finding(f"topic {topic} has no channel, and {text}", loses=True)
+        return Finding(f"{what}, and {text}", loses=True)
     messages = counted(waiting, "waiting message", spec=",")
-    return Finding(f"topic {topic} has no channel: {channel} gets {messages}. {_stays(topic, channel)}")
+    exists = any(each.channel == channel for each in row.channels)
+    return Finding(f"{what}: {channel} gets {messages}. {_stays(row.topic, channel)}", exists=exists)
 
 
 def _one_of_several(topic: Row, channel: str) -> Finding:

@@ -77,7 +77,8 @@ class HubThread:
             # begun, so if it has not looked yet, it ends by itself.
             self._is_unwanted = True
             if self._begun.is_set:
-                self._owner.call_soon(self._stop.set)
+                with contextlib.suppress(NSQConnectionClosed, AttributeError):  # it has looked, or has failed before
+                    self._owner.call_soon(self._stop.set)
             raise
         if self._ended.is_set:
             _running.discard(self)

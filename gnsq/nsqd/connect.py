@@ -9,8 +9,11 @@ import dataclasses
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
+import gevent
+
 from gnsq.addresses import format_address, is_port, is_unix
 from gnsq.clock import monotonic
+from gnsq.concurrency.greenlets import check_is_failure
 from gnsq.errors import (
     NSQConnectionClosed,
     NSQErrorCode,
@@ -186,9 +189,10 @@ class TransportStack:
             with time_limit(timeout, "address_resolver gave no answer", self._peer, code="ETIMEDOUT"):
                 found = resolver(self._host, self._port)
                 host, port = found
-        except NSQException:
+        except (NSQException, gevent.Timeout):
             raise
-        except Exception as error:  # a resolver may raise any exception
+        except BaseException as error:  # a resolver may raise any exception
+            check_is_failure(error)
             raise NSQException(f"address_resolver raised {error!r}", address=self._peer) from error
         if not isinstance(host, str) or not (is_unix(host) or is_port(port)):
             text = f"address_resolver gave {found!r}, expected a host and a port"

@@ -305,7 +305,11 @@ class ConnectionPool:
         end = self._clock.monotonic() + seconds
         step = seconds if self._is_urgent is None else URGENT_AFTER
         while (left := end - self._clock.monotonic()) > 0:
-            if self._clock.wait(reconnector.wake_event, min(left, step)) or (self._is_urgent and self._is_urgent()):
+            if self._clock.wait(reconnector.wake_event, min(left, step)):
+                return
+            if self._is_urgent is not None and self._is_urgent():
+                # If it fails, the time is as long as after the attempt before: else it would double each second.
+                reconnector.failures = max(reconnector.failures - 1, 0)
                 return
 
     def _set_attempted(self, address: str, reconnector: _Reconnector, *, connected: bool = False) -> None:

@@ -202,13 +202,36 @@ def test_nsqd_that_can_not_be_asked_may_have_messages_that_wait_for_the_first_ch
     assert taken.stderr.startswith("not known whether messages wait for the first channel of topic t: nsqd x:")
 
 
-def test_nsqd_that_can_not_be_asked_does_no_harm_if_another_one_has_a_channel(fakensqd):
+def test_nsqd_that_can_not_be_asked_may_have_no_channel_though_another_one_has_it(fakensqd):
     create_channel(fakensqd, "t", "c")
 
-    with signalled_when(lambda: fakensqd.transcript.commands("RDY")):
-        result = gnsq(fakensqd, "tail", "t", "--nsqd-http", f"127.0.0.1:{refused_port()}")
+    result = gnsq(fakensqd, "tail", "t", "--nsqd-http", f"127.0.0.1:{refused_port()}")
 
-    assert result.exit_code == 0
+    assert result.exit_code == 2
+    assert "not known whether messages wait for the first channel of topic t" in result.stderr
+
+
+def test_nsqd_that_can_not_be_asked_has_the_channels_that_its_nsqlookupd_knows(fakelookupd):
+    with FakeNsqd(lookupd_tcp_addresses=[fakelookupd.tcp_address]).in_thread() as nsqd:
+        nsqd.wait_registered()
+        create_channel(nsqd, "t", "c")
+        servers = ["--lookupd", fakelookupd.http_address, "--nsqd-http", f"127.0.0.1:{refused_port()}"]
+
+        result = command("tail", "t", "--idle", "0.2", *servers)
+
+    assert "not known" not in result.stderr
+
+
+def test_look_at_a_channel_that_one_of_two_nsqds_has(fakensqd):
+    create_channel(fakensqd, "dead", "review")
+    with FakeNsqd().in_thread() as other:
+        other.publish("dead", b"waits")
+        servers = ["--nsqd", other.tcp_address, "--nsqd-http", other.http_address]
+
+        result = gnsq(fakensqd, "tail", "dead", "--channel", "review", "--peek", "--raw", *servers)
+
+    assert (result.exit_code, result.stdout) == (0, "waits\n")
+    assert "topic dead has no channel on some nsqds: review gets 1 waiting message" in result.stderr
 
 
 def test_topics_of_a_pattern_that_have_no_channel_are_left_out(fakensqd):
