@@ -307,7 +307,7 @@ class ConnectionPool:
         while (left := end - self._clock.monotonic()) > 0:
             if self._clock.wait(reconnector.wake_event, min(left, step)):
                 return
-            if self._is_urgent is not None and self._is_urgent():
+            if left > step and self._is_urgent is not None and self._is_urgent():
                 # If it fails, the time is as long as after the attempt before: else it would double each second.
                 reconnector.failures = max(reconnector.failures - 1, 0)
                 return

@@ -101,7 +101,8 @@ def received(sock):
 @pytest.mark.parametrize(("request_", "answers"), HEADS.values(), ids=HEADS)
 def test_request_is_answered_as_go_does_and_executed_only_if_it_is_valid(http, nsqd, topic, request_, answers):
     with socket.create_connection(parse_address(nsqd.http_address), timeout=LIMIT) as sock:
-        sock.sendall(request_.replace(b"TOPIC", topic.encode()))
+        with contextlib.suppress(ConnectionError):  # nsqd does not read all of a large body
+            sock.sendall(request_.replace(b"TOPIC", topic.encode()))
         if len(answers) > 1:
             sock.sendall(PING)
             sock.shutdown(socket.SHUT_WR)
