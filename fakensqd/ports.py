@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["HttpPort", "Port", "TcpPort"]
 
+# Those of Go; Python 3.13 has newer ones for some.
+_REASONS = {**responses, 413: "Request Entity Too Large"}
 # Key of the handler in the environ of a request.
 _HANDLER_KEY = "fakensqd.handler"
 # Bytes of a body that are read after the answer. Source: Go's net/http server.go, maxPostHandlerReadBytes.
@@ -180,7 +182,7 @@ def _wsgi(application: Application) -> Callable[..., Iterable[bytes]]:
         headers = [*response.headers, ("Content-Length", str(size))]
         if handler.leaves_body() or handler.close_connection or response.size is not None:
             headers.append(("Connection", "close"))
-        start_response(f"{response.status} {responses.get(response.status, 'Status')}", headers)
+        start_response(f"{response.status} {_REASONS.get(response.status, 'Status')}", headers)
         return [] if request.method == "HEAD" else [response.body]
 
     return respond

@@ -111,7 +111,8 @@ class Load:
         self._jobs = [gevent.spawn(self._send_all, number) for number in range(clients)]
 
     def _send_all(self, client):
-        with contextlib.suppress(ConnectionRefusedError):
+        # Reset: gunicorn has ended before it has accepted the connection.
+        with contextlib.suppress(ConnectionRefusedError, ConnectionResetError):
             for number in range(100_000):
                 self._send(f"{client}-{number}")
 

@@ -210,7 +210,7 @@ def test_killed_source_processes_lose_nothing(fakensqd, source, run, tmp_path):
         [process] = wait_for(lambda: set(source_processes()) - before, limit=60)
         wait_for(lambda: written(tmp_path / "out"), limit=60)
         os.kill(process, signal.SIGKILL)
-        wait_for(lambda: not query.isActive, limit=60)
+        wait_for(lambda: not query.isActive, limit=250)
         assert query.exception() is not None
     finally:
         stop.set()
