@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["MAX_HEAD_SIZE", "Head", "RefusedRequest", "parse_head"]
+__all__ = ["MAX_HEAD_SIZE", "Head", "RefusedRequest", "is_last", "parse_head"]
 
 # Bytes of all lines. Source: server.go, DefaultMaxHeaderBytes and initialReadLimitSize.
 MAX_HEAD_SIZE = (1 << 20) + 4096
@@ -67,6 +67,21 @@ class Head:
     length: int | None
     closes: bool
     expects: bool
+
+
+def is_last(lines: Sequence[bytes]) -> bool:
+    """Return True if Go reads no line after these: the last one has no end, or is malformed. So a client of another
+    protocol, which sends no empty line, gets an answer."""
+    *before, last = lines
+    line = last.decode("latin-1").rstrip("\r\n")
+    try:
+        if not before:
+            _request_line(line)
+        elif len(before) == 1 or line[:1] not in _BLANKS:
+            _headers([line])
+    except RefusedRequest:
+        return True
+    return not last.endswith(b"\n")
 
 
 def parse_head(lines: Sequence[bytes]) -> Head:

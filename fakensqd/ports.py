@@ -27,7 +27,7 @@ from fakensqd.addresses import (
     open_socket,
     remove_socket_file,
 )
-from fakensqd.http_head import MAX_HEAD_SIZE, RefusedRequest, parse_head
+from fakensqd.http_head import MAX_HEAD_SIZE, RefusedRequest, is_last, parse_head
 from fakensqd.router import Application, Request
 from gnsq.concurrency.forks import disown, register_after_fork
 from gnsq.concurrency.greenlets import OwnedGreenlet
@@ -64,7 +64,7 @@ class _Handler(CooperativeHandler):
             if not line.strip(b"\r\n") and line.endswith(b"\n"):
                 break
             self._lines.append(line)
-            if not line.endswith(b"\n"):
+            if is_last(self._lines):
                 break
         # After an answer, Go waits for four bytes before it reads a head.
         return "head" if size >= (1 if is_first else 4) else ""

@@ -71,6 +71,8 @@ HEADS = {
     "200 lines": (get(b"GET /ping HTTP/1.1", *[b"A: a"] * 200), [OK, OK]),
     "70 KB": (get(b"GET /ping?x=%s HTTP/1.1" % (b"a" * 70_000)), [OK, OK]),
     "an empty first line": (b"\r\n" + PING, [BAD]),
+    "another protocol's first bytes": (b"  V2IDENTIFY\n", [BAD]),
+    "a bad line before the end": (post(HOST, b"foo", b"X")[:-7], [BAD]),
     "a close": (get(b"GET /ping HTTP/1.1", b"Connection: close"), [OK]),
     "a body that is too large": (post(HOST, b"Content-Length: 1100000", body=b"x" * 1_100_000), [LARGE]),
     "a body that is not wanted": (
