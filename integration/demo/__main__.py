@@ -41,11 +41,10 @@ SETTINGS = Path(__file__).with_name("job.toml")
 REPORT = Path("demo/report.html")
 
 
-def account(published: int, archived: int, dead: int, letters: int, entered: int, counted: int) -> dict[str, bool]:
+def account(published: int, archived: int, dead: int, entered: int, counted: int) -> dict[str, bool]:
     """Return the conditions that the numbers of events must fulfil: text of a condition -> True if fulfilled."""
     return {
         f"published {published:,} = archived {archived:,} + dead {dead:,}": published == archived + dead,
-        f"dead {dead:,} = dead letters published {letters:,}": dead == letters,
         f"archived {archived:,} = entered the aggregation {entered:,} = counted {counted:,}": (
             archived == entered == counted
         ),
@@ -113,11 +112,10 @@ def _demo(
                 producer.multipublish(topic, batch)
                 published += len(batch)
         run_job(settings, session, once=True)
-        letters = cluster.depth(settings.tables["clicks"].dead_letters)
-    return _described(settings, published, letters, time.monotonic() - started, is_kept=is_kept)
+    return _described(settings, published, time.monotonic() - started, is_kept=is_kept)
 
 
-def _described(settings: JobSettings, published: int, letters: int, seconds: float, *, is_kept: bool) -> DemoRun:
+def _described(settings: JobSettings, published: int, seconds: float, *, is_kept: bool) -> DemoRun:
     """Read the tables, print and check the account."""
     from deltalake import DeltaTable  # slow to load
 
@@ -138,13 +136,12 @@ def _described(settings: JobSettings, published: int, letters: int, seconds: flo
         "published, confirmed by nsqd": published,
         "archived in the table clicks": archived,
         "dead, in the table clicks_dead": len(reasons),
-        f"dead letters, in the topic {clicks.events.dead_letters}": letters,
         "have entered the aggregation": entered,
         f"counted in the table pages, in {len(valid):,} windows and pages": counted,
     }
     for name, number in numbers.items():
         click.echo(f"{number:12,} {name}")
-    checks = account(published, archived, len(reasons), letters, entered, counted)
+    checks = account(published, archived, len(reasons), entered, counted)
     for text, agrees in checks.items():
         click.echo(f"{'agrees' if agrees else 'DOES NOT AGREE'}: {text}")
     meanings = {

@@ -46,7 +46,6 @@ def test_lines_of_a_file_are_accounted_for(shared_session, tmp_path, monkeypatch
 
     assert done.exit_code == 0, done.output
     assert "agrees: published 54 = archived 51 + dead 3" in done.output
-    assert "agrees: dead 3 = dead letters published 3" in done.output
     assert "agrees: archived 51 = entered the aggregation 51 = counted 51" in done.output
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("gnsq-demo")] == []
     assert f"report: {tmp_path / 'demo/report.html'}\n" in done.output
@@ -75,9 +74,9 @@ def test_signal_stops_it_cleanly(shared_session, tmp_path, monkeypatch):
 
 
 def test_lost_and_duplicated_events_show():
-    assert list(account(10, 9, 1, 1, 9, 9).values()) == [True, True, True]
-    assert list(account(10, 9, 0, 0, 9, 8).values()) == [False, True, False]
-    assert list(account(10, 9, 1, 2, 10, 9).values()) == [True, False, False]
+    assert list(account(10, 9, 1, 9, 9).values()) == [True, True]
+    assert list(account(10, 9, 0, 9, 8).values()) == [False, False]
+    assert list(account(10, 9, 1, 10, 9).values()) == [True, False]
 
 
 # --- events

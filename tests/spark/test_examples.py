@@ -23,7 +23,7 @@ from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 from tests.docs import prose
 from tests.docs.pages import example
 from tests.helpers import run
-from tests.spark.helpers import publish, wait_for
+from tests.spark.helpers import drained, publish, wait_for
 
 # Each block of these pages runs, in its order.
 PAGES = ("pipeline/guide.md",)
@@ -42,6 +42,22 @@ def test_spark_example_writes_what_was_published(spark, fakensqd, tmp_path):
 
     rows = spark.read.parquet(str(tmp_path / "out")).collect()
     assert sorted((row.click.page, row.click.user) for row in rows) == [("/", "ann"), ("/a", "bob")]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(120)
+def test_spark_example_publishes_changed_counts(spark, fakensqd, tmp_path):
+    names = {}
+    exec(example("pipeline/guide.md", "Publish counts"), names)
+    publish(fakensqd, "clicks", [b'{"at": "2025-06-01T10:00:01Z", "page": "/a"}'] * 3)
+
+    query = names["publish_counts"](spark, fakensqd.tcp_address, str(tmp_path))
+    wait_for(lambda: query.exception() or fakensqd.depth("page-counts"), limit=90)
+    assert query.exception() is None
+    query.stop()
+
+    [count] = map(json.loads, drained(fakensqd, "page-counts", tmp_path / "counts"))
+    assert (count["page"], count["count"], count["window"]["start"]) == ("/a", 3, "2025-06-01T10:00:00.000Z")
 
 
 SETTINGS = {

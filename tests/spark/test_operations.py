@@ -138,8 +138,8 @@ def test_operator_gives_the_job_the_same_files():
     assert ("ConfigMap", driver["configMaps"][0]["name"]) in ALL
     assert driver["configMaps"][0]["path"] == "/etc/job"
     assert ("ServiceAccount", driver["serviceAccount"]) in ALL
+    assert driver["secrets"] == [{"name": "nsq", "path": "/etc/nsq", "secretType": "Generic"}]
     for pod in (driver, APPLICATION["executor"]):
-        assert pod["secrets"] == [{"name": "nsq", "path": "/etc/nsq", "secretType": "Generic"}]
         assert pod["volumeMounts"] == [{"name": "work", "mountPath": "/work"}]
 
 

@@ -1,12 +1,10 @@
-"""Batches of a table's query: events go to the table, malformed messages to its dead letters, a table and a topic.
+"""Batches of a table's query: events go to the table, malformed messages to its table of dead letters.
 
 A batch is one pass over its messages: tasks write the files of both tables, the driver commits the files of the events,
-then those of the dead letters, then tasks publish the dead letters. A kill may come after any step. Then the batch runs
-again:
+then those of the dead letters. A kill may come after any step. Then the batch runs again:
 
     its files are written again, and the files of the killed run stay unused until a vacuum deletes them
     a table whose log already has the batch is not changed
-    all letters are published again, since it is unknown which were published (id and nsqd show duplicates)
 
 With a sink, the rows go to the user's function instead of the table of events.
 """
@@ -29,19 +27,16 @@ With a sink, the rows go to the user's function instead of the table of events.
 #  6. `collect_files` in spark/pipeline/parquet.py brings the descriptions of the files to the driver. `Table.commit` in
 #     spark/pipeline/delta.py adds them by one entry of the log that names the batch, unless `Table.has` in
 #     spark/pipeline/delta.py finds it there. `sync_log` in spark/pipeline/durable.py syncs the entry.
-#  7. The dead letters are committed to their table in the same way. Then `ArchiveBatches._publish` lets tasks publish
-#     them by `publish_files` in spark/pipeline/parquet.py, each as `dead_letter` writes it.
-#  8. Spark notes in its checkpoint that the batch is done. `Status.finish` in spark/pipeline/status.py records it. If
-#     the job is killed between 6 and 8, the batch runs again, and changes nothing in the tables.
-#  9. Before the next batch begins, Spark calls `NsqStreamReader.commit` in spark/source/reader.py. Then `Spool.prune`
+#     The dead letters are committed to their table next, in the same way.
+#  7. Spark notes in its checkpoint that the batch is done. `Status.finish` in spark/pipeline/status.py records it. If
+#     the job is killed between 6 and 7, the batch runs again, and changes nothing in the tables.
+#  8. Before the next batch begins, Spark calls `NsqStreamReader.commit` in spark/source/reader.py. Then `Spool.prune`
 #     in spark/spool/spool.py deletes the segments.
 
 from __future__ import annotations
 
 import functools
-import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,19 +46,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from gnsq.dead_letter import DeadLetter, encode_dead_letter
-from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.delta import BatchIdentity, Table
 from gnsq.spark.pipeline.events import Events
-from gnsq.spark.pipeline.parquet import DataFile, TableTarget, collect_files, publish_files, write
+from gnsq.spark.pipeline.parquet import DataFile, TableTarget, collect_files, write
 from gnsq.spark.pipeline.settings import Query, SettingError, TableSettings
 from gnsq.spark.pipeline.types import Shape, explain, rescued, rest
 from gnsq.spark.source.pyspark41 import arrow_schema
-from gnsq.texts import counted
 
-__all__ = ["DEAD_SCHEMA", "ArchiveBatches", "Task", "archive_schema", "dead_letter", "dead_table", "write_rows"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["DEAD_SCHEMA", "ArchiveBatches", "Task", "archive_schema", "dead_table", "write_rows"]
 
 # If a batch has written to more partitions of the table than this, Spark shuffles the rows of the next batch, so that
 # one task gets all rows of a partition. Without a shuffle, each task writes a file for each partition that it has.
@@ -100,7 +90,7 @@ class ArchiveBatches:
 
     Args:
         sink: The user's function that takes the rows in place of a table.
-        check_lock: Called before anything is committed or published; raises if another job may run this batch.
+        check_lock: Called before anything is committed; raises if another job may run this batch.
 
     Attributes:
         take_over: Accept tables that belong to another checkpoint.
@@ -130,7 +120,6 @@ class ArchiveBatches:
         except ValueError as error:
             raise SettingError(f"partition_by: {error}", f"tables.{settings.name}") from error
         self._dead = dead_table(query) if query.dead_location else None
-        self._letters = WriteOptions.parse(query.sink)
         self._is_claimed = False
         self._is_spread = False
 
@@ -156,7 +145,6 @@ class ArchiveBatches:
         # After this check, only the log of each table decides: it takes a batch once, whichever job brings it.
         self._check_lock()
         committed = [table.name for table in self.tables if table.commit(batch, files)]
-        self._publish(rows, files, batch)
         return [file for file in files if file.table in committed]
 
     def _written(self, rows: DataFrame, batch: BatchIdentity) -> list[DataFile]:
@@ -188,19 +176,6 @@ class ArchiveBatches:
         table = None if self._table is None else self._table.target(batch.number)
         dead = None if self._dead is None else self._dead.target(batch.number)
         return Task(table, dead, self._shape, self._schema)
-
-    def _publish(self, rows: DataFrame, files: list[DataFile], batch: BatchIdentity) -> None:
-        topic = self._query.events.dead_letters
-        if not topic or self._dead is None:
-            return
-        self._check_lock()
-        body = functools.partial(dead_letter, self._query.channel, topic)
-        long = publish_files(rows.sparkSession, files, self._dead.target(batch.number), body, self._letters)
-        if long:
-            logger.warning(
-                "query %s: %s longer than nsqd takes: in table %s alone, and not in topic %s",
-                *(self._query.name, counted(long, "dead letter is", "dead letters are"), self._dead.name, topic),
-            )
 
 
 def _partition_keys(partition_by: tuple[str, ...]) -> list[Column]:
@@ -261,27 +236,3 @@ def _finished(task: Task, rows: Any) -> Any:  # Any: pyarrow has no types
         values = [rest(body, task.shape) for body in bodies.to_pylist()]
         table = table.append_column("_rest", pa.array(values, pa.string()))
     return table
-
-
-def dead_letter(channel: str, topic: str, row: Mapping[str, Any]) -> bytes | None:
-    """Build the message for the topic from a row of the table of dead letters; None if the row is of that topic.
-
-    A receiver may read that topic, too, if it is wider than the settings: each letter would make another.
-    """
-    if row["_topic"] == topic:
-        return None
-    published = row["_published_at"]
-    return encode_dead_letter(
-        DeadLetter(
-            topic=row["_topic"],
-            channel=channel,
-            nsqd=row["_nsqd"],
-            id=row["_message_id"],
-            timestamp=round(published.timestamp() * 1e6) * 1000,
-            attempts=row["_attempts"],
-            given_up_at=time.time(),
-            error="",
-            reason=row["_reason"],
-            body=row["_body"],
-        )
-    )

@@ -1,8 +1,7 @@
 """Batches of a metric's query: aggregates of a table's events by window and keys, in Spark's state, in update mode.
 
 A window is kept until ``keep_windows`` after its end; events that come later are left out. Each batch appends the rows
-that it has changed to the metric's table, and publishes them if the metric has a topic. A batch that runs again gives
-the same rows. They are not appended again, but published again, since it is unknown which were published before.
+that it has changed to the metric's table. A batch that runs again gives the same rows, which are not appended again.
 
 The table's columns are _window_start, _window_end, the keys, the aggregates, _epoch and _version. A new checkpoint
 begins a new epoch with an empty state, and so does a rebuild. Epochs are not added up, since most aggregates can't be.
@@ -12,12 +11,8 @@ valid_rows_sql() says which rows are valid.
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import functools
-import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +20,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.delta import BatchIdentity, Table
 from gnsq.spark.pipeline.expressions import (
     class_of,
@@ -39,11 +33,11 @@ from gnsq.spark.pipeline.expressions import (
     sequence,
     with_children,
 )
-from gnsq.spark.pipeline.parquet import DataFile, TableTarget, collect_files, publish_files, write
+from gnsq.spark.pipeline.parquet import DataFile, TableTarget, collect_files, write
 from gnsq.spark.pipeline.settings import MetricSettings, Query, named_expression
 from gnsq.spark.source.pyspark41 import arrow_schema
 
-__all__ = ["MetricBatches", "aggregated", "metric_body", "metric_table", "valid_rows_sql", "version_of"]
+__all__ = ["MetricBatches", "aggregated", "metric_table", "valid_rows_sql", "version_of"]
 
 # Number of the lower bits of a version, which have the batch's number. 23 bits are left for the epoch.
 EPOCH_BITS = 40
@@ -160,7 +154,7 @@ class MetricBatches:
 
     Args:
         counts: The rows, for their types.
-        check_lock: Called before anything is committed or published; raises if another job may run this batch.
+        check_lock: Called before anything is committed; raises if another job may run this batch.
 
     Attributes:
         take_over: Accept a table that belongs to another checkpoint.
@@ -174,12 +168,9 @@ class MetricBatches:
         take_over: bool = False,
         check_lock: Callable[[], None] = lambda: None,
     ) -> None:
-        assert query.metric is not None  # the caller has checked it
-        self._topic = query.metric.publish
         self._table = metric_table(query, counts)
         self.take_over = take_over
         self._check_lock = check_lock
-        self._sink = WriteOptions.parse(query.sink)
         self._epoch: int | None = None
 
     @property
@@ -188,7 +179,7 @@ class MetricBatches:
         return [self._table]
 
     def __call__(self, changed: DataFrame, batch: BatchIdentity) -> list[DataFile]:
-        """Append the rows that a batch has changed, then publish them.
+        """Append the rows that a batch has changed.
 
         Returns:
             The files that were committed: none if the table has the batch already.
@@ -201,11 +192,7 @@ class MetricBatches:
         # One file: otherwise each partition of the state would have one of a few rows.
         files = collect_files(changed.repartition(1), functools.partial(write_counts, target=target, epoch=self._epoch))
         self._check_lock()
-        is_new = self._table.commit(batch, files)
-        if self._topic:
-            self._check_lock()
-            publish_files(changed.sparkSession, files, target, metric_body, self._sink)
-        return files if is_new else []
+        return files if self._table.commit(batch, files) else []
 
 
 # --- in tasks
@@ -222,25 +209,6 @@ def write_counts(batches: Iterator[Any], target: TableTarget, epoch: int) -> Ite
         yield target, rows
 
     yield from write(batches, route)
-
-
-def metric_body(row: Mapping[str, Any]) -> bytes:
-    """Build the message of a row of the table: one JSON object, with the names of the columns."""
-    return json.dumps({name: _json_value(value) for name, value in row.items()}, ensure_ascii=False).encode()
-
-
-def _json_value(value: Any) -> Any:  # Any: JSON
-    if isinstance(value, dt.datetime):
-        return value.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").replace(".000000Z", "Z")
-    if isinstance(value, dict):
-        return {key: _json_value(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_json_value(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no numbers for infinity and NaN
-    if isinstance(value, (Decimal, dt.date, bytes)):
-        return value.hex() if isinstance(value, bytes) else str(value)
-    return value
 
 
 # --- reading

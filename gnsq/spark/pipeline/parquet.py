@@ -1,6 +1,6 @@
 """Parquet files of tables: tasks write rows as files, and return descriptions, which the driver commits.
 
-The driver calls collect_files() and publish_files(), which start the tasks. Knows nothing of a table's log. A file is
+The driver calls collect_files(), which starts the tasks. Knows nothing of a table's log. A file is
 durable before its task returns the description. No reader sees a file before the driver has committed it to the
 table's log. A file that is never committed, such as one of a killed task, is deleted by the table's vacuum.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
-import functools
 import itertools
 import json
 import re
@@ -33,9 +32,7 @@ from gnsq.spark.spool.storage import Store, open_store
 from gnsq.spark.uris import redact_uri
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from gnsq.spark.options import WriteOptions
+    from pyspark.sql import DataFrame
 
 __all__ = [
     "DERIVED",
@@ -52,7 +49,6 @@ __all__ = [
     "file_prefix",
     "file_stats",
     "partition_text",
-    "publish_files",
     "stats_columns",
     "store_error",
     "write",
@@ -70,10 +66,6 @@ MAX_PARTITIONS = 10_000
 _STATS_STRING = 64
 # Columns in which almost every row has its own value: a Parquet dictionary and statistics would cost and bring nothing.
 DISTINCT = frozenset({"_message_id", "_body", "_rescued", "_rest"})
-# Default of nsqd's --max-msg-size.
-_MAX_MSG_SIZE = 1024 * 1024
-# Largest number of rows that are read to be published at a time. A body may have 5 MiB.
-_READ_ROWS = 64
 
 # Colours, arrows, stack frames and XML headers in errors of the stores' libraries.
 _NOISE = re.compile(r"\x1b\[[0-9;]*m|↳|\n[ \t]*(\d+: |at \./).*|<\?xml[^<>]*>")
@@ -508,60 +500,7 @@ def _milliseconds(time: int) -> str:
     return found.isoformat(timespec="milliseconds")
 
 
-# --- reading again
-
-
-def publish_files(
-    spark: SparkSession,
-    files: Iterable[DataFile],
-    target: TableTarget,
-    body: Callable[[dict[str, Any]], bytes | None],
-    sink: WriteOptions,
-) -> int:
-    """Publish the rows of files of a table that were just written; return after nsqd has confirmed each row.
-
-    Args:
-        body: Makes a message body from a row, which is a dict: column name -> value. None: the row is not published.
-            It is pickled for the tasks.
-        sink: With the topic.
-
-    Returns:
-        How many rows were left out since nsqd would refuse bodies as long as theirs.
-    """
-    paths = [(file.path,) for file in files if file.table == target.name]
-    if not paths:
-        return 0
-    task = functools.partial(_publish, target, body, sink)
-    return sum(row[0] for row in spark.createDataFrame(paths, "path string").mapInArrow(task, "rows bigint").collect())
-
-
-def _publish(
-    target: TableTarget, body: Callable[[dict[str, Any]], bytes | None], sink: WriteOptions, batches: Iterator[Any]
-) -> Iterator[Any]:
-    from gnsq.spark.sink import publish  # loads pyspark, which programs without Spark do not need
-
-    longest, left_out = sink.max_msg_size or _MAX_MSG_SIZE, 0
-
-    def messages() -> Iterator[Any]:
-        nonlocal left_out
-        for path in (path for batch in batches for path in batch.column("path").to_pylist()):
-            for rows in _read_rows(target, path):
-                bodies = [made for row in rows if (made := body(row)) is not None]
-                short = [each for each in bodies if len(each) <= longest]
-                left_out += len(bodies) - len(short)
-                yield pa.RecordBatch.from_arrays([pa.array(short, pa.binary())], names=["body"])
-
-    publish(messages(), sink)
-    yield pa.RecordBatch.from_pydict({"rows": pa.array([left_out], pa.int64())})
-
-
-def _read_rows(target: TableTarget, path: str) -> Iterator[list[dict[str, Any]]]:
-    try:
-        with open_store(target.location, "output").open(path) as file, pq.ParquetFile(file) as parquet:
-            for batch in parquet.iter_batches(_READ_ROWS, use_threads=False):
-                yield batch.to_pylist()
-    except OSError as error:
-        raise store_error(target.location, error) from error
+# --- errors
 
 
 def store_error(location: str, error: Exception) -> JobFailed:

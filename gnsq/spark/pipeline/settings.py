@@ -21,7 +21,7 @@ from gnsq.addresses import parse_address
 from gnsq.options import option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.settings import Field, read_value
-from gnsq.spark.options import ConnectOptions, ReadOptions, WriteOptions, spark_name
+from gnsq.spark.options import ReadOptions, spark_name
 from gnsq.spark.scratch import user_directory
 from gnsq.spark.uris import is_object_store, join_uri, redact_uri
 from gnsq.texts import duration_text, nearest
@@ -43,7 +43,7 @@ _CALL = re.compile(rf"([A-Za-z_]\w*)\(\s*(\*|{_NAME})\s*\)")
 _AS = re.compile(rf"(.*\S)\s+AS\s+({_NAME})", re.IGNORECASE | re.DOTALL)
 # Columns that each table of a metric has.
 _METRIC_COLUMNS = ("_window_start", "_window_end", "_epoch", "_version", "_day")
-# Options of the source and the sink that the setting nsq can't have, and what to give instead.
+# Options of the source that the setting nsq can't have, and what to give instead.
 _OWN_OPTIONS = {
     "topic": "topics of a table",
     "topicpattern": "topic_pattern of a table",
@@ -58,10 +58,6 @@ _OWN_OPTIONS = {
     "maxrowsperbatch": "max_rows_per_batch",
     "maxrows": "max_rows_per_batch",
     "drain": "--once",
-    "rowkey": "nothing: versions tell the counts apart",
-    "checkpointlocation": "checkpoint",
-    "queryname": "the names of tables and metrics",
-    "path": "output",
 }
 # Settings of Spark's session that the job needs as they are.
 _SESSION = {
@@ -173,7 +169,6 @@ class TableSettings(_Settings):
         "took, in _rest; none; default: body, with select none",
         choices=("body", "rest", "none"),
     )
-    dead_letters: str = option("", "topic for malformed events; default: they are in the table NAME_dead alone")
     sink: str = option(
         "", "in place of a table, a Python function that is called with the rows and the batch's number, as module:name"
     )
@@ -195,8 +190,6 @@ class TableSettings(_Settings):
         columns = [name.lower() for name in self.partition_by]
         if len(set(columns)) < len(columns):
             raise self._wrong("partition_by: a column is there twice")
-        if self.dead_letters:
-            self._checked("dead_letters", assert_valid_topic_name, self.dead_letters)
         if self.sink:
             self._checked("sink", _check_function, self.sink)
             if self.partition_by != ("_day",):
@@ -208,7 +201,7 @@ class TableSettings(_Settings):
         given = [name for name in ("schema", "schema_file", "columns") if getattr(self, name)]
         given += ["mismatch"] if self.mismatch != "dead" else []
         if self.format == "raw":
-            given += [name for name in ("parse", "dead_letters") if getattr(self, name)]
+            given += ["parse"] if self.parse else []
             given += ["keep"] if self.keep != "body" else []
             if given:
                 raise self._wrong(f"format raw: bodies are not parsed, so leave out {', '.join(given)}")
@@ -279,7 +272,6 @@ class MetricSettings(_Settings):
         minimum=0,
         maximum=YEAR,
     )
-    publish: str = option("", "topic for each changed row; default: none")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -308,8 +300,6 @@ class MetricSettings(_Settings):
                 if reason := taken.get(name.lower()):
                     raise self._wrong(f"{setting}: column {name} {reason}: write {expression} AS another name")
                 taken[name.lower()] = "is there twice"
-        if self.publish:
-            self._checked("publish", assert_valid_topic_name, self.publish)
 
     @property
     def _section(self) -> str:
@@ -324,7 +314,6 @@ class Query:
         name: Name of the table or metric.
         events: Where its events come from.
         source: Options of the format nsq.
-        sink: Options of the format nsq for publishing, with the topic if there is one.
         checkpoint: Base of the checkpoints; Spark's own is in it.
         location: The table; "" with sink.
         dead_location: The table of malformed events; "" for metrics, for raw, and with sink if there is no output.
@@ -335,7 +324,6 @@ class Query:
     metric: MetricSettings | None
     channel: str
     source: Mapping[str, str] = dataclasses.field(repr=False)
-    sink: Mapping[str, str] = dataclasses.field(repr=False)
     spool: str
     checkpoint: str
     notes: str
@@ -372,12 +360,12 @@ class JobSettings(_Settings):
     checkpoint: str = option(
         "", "base of the checkpoints, a path or any URI that Spark knows; default: in work, unless that is a URI"
     )
-    nsqd_tcp_addresses: tuple[str, ...] = option((), "host:port of an nsqd to read from and publish to")
+    nsqd_tcp_addresses: tuple[str, ...] = option((), "host:port of an nsqd to read from")
     nsqd_http_addresses: tuple[str, ...] = option((), "its HTTP address, for the backlog and for --once", secret=True)
     lookupd_http_addresses: tuple[str, ...] = option(
         (), "URL or host:port of an nsqlookupd; finds the above", secret=True
     )
-    nsq: Mapping[str, str] = option(None, "further options of the source and the sink, such as tls", secret=True)
+    nsq: Mapping[str, str] = option(None, "further options of the source, such as tls", secret=True)
     receivers: str = option("driver", "where messages are received: driver or external", choices=("driver", "external"))
     channel_prefix: str = option("", "what the name of each channel begins with; the name of the query follows")
     setup: str = option(
@@ -425,7 +413,7 @@ class JobSettings(_Settings):
         self._check_metrics()
         self._check_locations()
         self._check_addresses()
-        self._check_topics()
+        self._check_patterns()
         if self.setup:
             self._checked("setup", _check_function, self.setup)
         for name, (needed, reason) in _SESSION.items():
@@ -475,9 +463,6 @@ class JobSettings(_Settings):
     def _check_locations(self) -> None:
         if not self.output.strip() and (self.metrics or any(not table.sink for table in self.tables.values())):
             raise self._wrong("output is required")
-        for table in self.tables.values():
-            if table.dead_letters and not self.output.strip():
-                raise table._wrong("dead_letters: they are published from the table NAME_dead, so output is required")
         for name in ("work", "output"):
             place = getattr(self, name)
             if is_uri(place) and not is_object_store(place):
@@ -508,23 +493,7 @@ class JobSettings(_Settings):
         if self.metrics_address:
             self._checked("metrics_address", _check_has_port, self.metrics_address)
 
-    def _check_topics(self) -> None:
-        read = {topic: table._section for table in self.tables.values() for topic in table.topics}
-        published: dict[str, tuple[str, str]] = {}
-        queries: list[TableSettings | MetricSettings] = [*self.tables.values(), *self.metrics.values()]
-        for each in queries:
-            setting, topic = (
-                ("dead_letters", each.dead_letters) if isinstance(each, TableSettings) else ("publish", each.publish)
-            )
-            if not topic:
-                continue
-            if topic in read:
-                raise each._wrong(
-                    f"{setting} {topic!r} is a topic of [{read[topic]}]: a job can't read what it publishes"
-                )
-            before, section = published.setdefault(topic, (setting, each._section))
-            if section != each._section and "publish" in (setting, before):
-                raise each._wrong(f"{setting} {topic!r} is {before} of [{section}], too: give each its own")
+    def _check_patterns(self) -> None:
         for table in self.tables.values():
             if table.topic_pattern and (
                 not self.lookupd_http_addresses or self.nsqd_tcp_addresses or self.nsqd_http_addresses
@@ -535,18 +504,16 @@ class JobSettings(_Settings):
                 )
 
     def _check_options(self) -> None:
-        known = _option_names(ReadOptions) | _option_names(WriteOptions)
         for name in self.nsq:
             plain = _plain(name)
             if plain in _OWN_OPTIONS:
                 raise self._wrong(f"nsq: {name} is the job's own: use {_OWN_OPTIONS[plain]}")
-            if plain not in known:
-                usable = [known[each] for each in sorted(known) if each not in _OWN_OPTIONS]
+            if plain not in _SOURCE_OPTIONS:
+                usable = [name for each, name in sorted(_SOURCE_OPTIONS.items()) if each not in _OWN_OPTIONS]
                 raise self._wrong(f"nsq: option {name} is unknown{nearest([name], usable)}")
         try:
             for query in self.queries:
                 _ = query.read_options
-            WriteOptions.parse(self._sink_options("any"))
         except ValueError as error:
             raise self._wrong(f"nsq: {error}") from error
 
@@ -599,7 +566,6 @@ class JobSettings(_Settings):
     def _query(self, table: TableSettings, metric: MetricSettings | None) -> Query:
         name = table.name if metric is None else metric.name
         channel = self.channel_prefix + name
-        published = table.dead_letters if metric is None else metric.publish
         spool = self.spool_of(name)
         checkpoint = _below(self.checkpoint, name) if self.checkpoint else _below(self.work, f"{name}/checkpoint")
         has_dead = metric is None and table.format != "raw" and self.output
@@ -609,7 +575,6 @@ class JobSettings(_Settings):
             metric=metric,
             channel=channel,
             source=self._source_options(table, channel, spool, checkpoint),
-            sink=self._sink_options(published),
             spool=spool,
             checkpoint=checkpoint,
             notes=_below(self.work, name),
@@ -621,13 +586,13 @@ class JobSettings(_Settings):
     def _source_options(self, table: TableSettings, channel: str, spool: str, checkpoint: str) -> dict[str, str]:
         topics = {"topic": ",".join(table.topics)}
         if table.topic_pattern:
-            topics = {"topicPattern": self._topics(table)[1:-1]}
+            topics = {"topicPattern": table.topic_pattern}
         queries = {**self.tables, **{name: self.tables[metric.table] for name, metric in self.metrics.items()}}
-        sources = {self.channel_prefix + name: self._topics(each) for name, each in queries.items()}
+        sources = {self.channel_prefix + name: _topics(each) for name, each in queries.items()}
         waiting = {"minRowsPerBatch": str(self.max_rows_per_batch), "maxTriggerDelay": str(self.trigger_interval)}
         return {
             **(waiting if self.trigger_interval else {}),
-            **self._options(ReadOptions),
+            **{_SOURCE_OPTIONS[_plain(name)]: value for name, value in self.nsq.items()},
             **topics,
             "channel": channel,
             "otherChannels": " ".join(f"{source}/{each}" for each, source in sources.items() if each != channel),
@@ -640,31 +605,10 @@ class JobSettings(_Settings):
             "maxRowsPerBatch": str(self.max_rows_per_batch),
         }
 
-    def _topics(self, table: TableSettings) -> str:
-        """Return the topics of a table, as ReadOptions.source has them."""
-        if not table.topic_pattern:
-            return ",".join(table.topics)
-        published = [each.dead_letters for each in self.tables.values()]
-        published += [each.publish for each in self.metrics.values()]
-        return f"/{_excluding(table.topic_pattern, filter(None, published))}/"
 
-    def _sink_options(self, topic: str) -> dict[str, str]:
-        options = self._options(WriteOptions)
-        if self.nsqd_tcp_addresses:
-            options["nsqdTcpAddresses"] = ",".join(self.nsqd_tcp_addresses)
-        else:
-            options["lookupdHttpAddresses"] = ",".join(self.lookupd_http_addresses)
-        https = not self.nsqd_tcp_addresses and any(
-            url.lower().startswith("https://") for url in self.lookupd_http_addresses
-        )
-        if options.get("tls", "").lower() != "true" and not https:
-            # Leave out the TLS options: here they are only for HTTPS, which the source uses and the sink does not.
-            options = {name: value for name, value in options.items() if not name.startswith("tls")}
-        return {**options, "topic": topic} if topic else options
-
-    def _options(self, kind: type[ConnectOptions]) -> dict[str, str]:
-        known = _option_names(kind)
-        return {known[_plain(name)]: value for name, value in self.nsq.items() if _plain(name) in known}
+def _topics(table: TableSettings) -> str:
+    """Return the topics of a table, as ReadOptions.source has them."""
+    return f"/{table.topic_pattern}/" if table.topic_pattern else ",".join(table.topics)
 
 
 # --- reading the TOML file, and what the command line and the environment say
@@ -759,9 +703,8 @@ def _plain(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-def _option_names(kind: type[ConnectOptions]) -> dict[str, str]:
-    """Map the names of options, in lower case and without underscores, to the names that Spark's users write."""
-    return {_plain(field.name): spark_name(field) for field in dataclasses.fields(kind)}
+# Options of the source, in lower case and without underscores -> as Spark's users write them.
+_SOURCE_OPTIONS = {_plain(field.name): spark_name(field) for field in dataclasses.fields(ReadOptions)}
 
 
 def is_uri(place: str) -> bool:
@@ -788,15 +731,9 @@ def _check_pattern(pattern: str) -> None:
     if pattern.split() != [pattern]:
         raise ValueError(f"{pattern!r} has a blank, and no topic has one")
     try:
-        re.compile(_excluding(pattern, ["any"]))
+        re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{pattern!r} is not a regular expression that can be a part of another: {error}") from error
-
-
-def _excluding(pattern: str, topics: Iterable[str]) -> str:
-    """Build the regular expression that fits the same whole names, except these topics."""
-    names = "|".join(map(re.escape, sorted(set(topics))))
-    return f"(?!(?:{names})$)(?:{pattern})" if names else pattern
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
 
 
 def _check_function(name: str) -> None:

@@ -10,7 +10,6 @@ from pyspark.sql import Row
 
 from gnsq.spark.pipeline.delta import delta_location
 from gnsq.spark.pipeline.metrics import valid_rows_sql
-from tests.spark.helpers import drained
 
 UTC = dt.UTC
 
@@ -86,8 +85,3 @@ def valid_rows(location, keys=("page",)):
     with duckdb.connect() as connection:
         connection.register("counts", counts)
         return connection.sql(valid_rows_sql("counts", keys)).to_arrow_table().to_pylist()
-
-
-def published(nsqd, topic, tmp_path):
-    """Bodies in a topic."""
-    return [json.loads(body) for body in drained(nsqd, topic, tmp_path)]

@@ -5,16 +5,14 @@ import json
 from dataclasses import replace
 
 import pytest
-from pyspark.errors import PySparkException
 
-from gnsq.dead_letter import decode_dead_letter
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline import archive as archive_module
-from gnsq.spark.pipeline.archive import DEAD_SCHEMA, ArchiveBatches, dead_letter
+from gnsq.spark.pipeline.archive import DEAD_SCHEMA, ArchiveBatches
 from gnsq.spark.pipeline.delta import BatchIdentity
 from gnsq.spark.pipeline.events import plan
 from gnsq.spark.pipeline.lock import LeaseLost
-from tests.spark.pipeline.helpers import Rows, delta_table, event, messages, published, table_rows
+from tests.spark.pipeline.helpers import Rows, delta_table, event, messages, table_rows
 from tests.spark.pipeline.jobs import job, table
 
 BODIES = [
@@ -74,12 +72,11 @@ def identity(batch_id):
 
 
 @pytest.fixture
-def settings_of(fakensqd, tmp_path):
+def settings_of(tmp_path):
     """Makes the settings of a job with one table."""
 
-    def make(nsqd=fakensqd.tcp_address, nsq=None, **changes):
-        given = {"schema": EVENTS, "time": "time", "dead_letters": "clicks-dead", **changes}
-        return job(tmp_path, table(**given), nsqd_tcp_addresses=(nsqd,), nsq=nsq or {})
+    def make(**changes):
+        return job(tmp_path, table(**{"schema": EVENTS, "time": "time", **changes}))
 
     return make
 
@@ -91,7 +88,7 @@ def archive(spark, settings_of):
 
 @pytest.mark.spark
 @pytest.mark.subprocess
-def test_events_are_kept_by_day_and_others_are_dead_letters_with_their_reason(archive, fakensqd, tmp_path):
+def test_events_are_kept_by_day_and_others_are_dead_letters_with_their_reason(archive):
     archive.run(BODIES)
 
     rows = {row["_body"]: row for row in archive.rows}
@@ -99,19 +96,11 @@ def test_events_are_kept_by_day_and_others_are_dead_letters_with_their_reason(ar
     cart = rows[BODIES[2]]
     assert cart["_time"] == cart["time"] == dt.datetime(2026, 1, 1, 23, 1, tzinfo=dt.UTC)
     assert (cart["page"], cart["user"], cart["_day"]) == ("/cart", "u2", dt.date(2026, 1, 1))
-    letters = published_letters(fakensqd, tmp_path)
-    reasons = {letter.body: letter.reason for letter in letters}
+    reasons = {row["_body"]: row["_reason"] for row in archive.dead}
     assert sorted(reasons) == sorted(BODIES[3:])
     assert "user" in reasons[BODIES[4]]
-    assert {(letter.topic, letter.channel, letter.nsqd) for letter in letters} == {
-        ("clicks", "clicks", "127.0.0.1:4150")
-    }
-    assert {row["_body"]: row["_reason"] for row in archive.dead} == reasons
+    assert {(row["_topic"], row["_nsqd"]) for row in archive.dead} == {("clicks", "127.0.0.1:4150")}
     assert list(archive.dead[0]) == [*DEAD_SCHEMA.names, "_day"]
-
-
-def published_letters(nsqd, tmp_path):
-    return [decode_dead_letter(json.dumps(body).encode()) for body in published(nsqd, "clicks-dead", tmp_path)]
 
 
 @pytest.mark.spark
@@ -144,17 +133,7 @@ def test_rows_of_many_partitions_are_in_one_file_for_each(archive, monkeypatch):
 
 
 @pytest.mark.spark
-def test_body_too_long_for_a_letter_is_in_the_table_alone(archive, fakensqd, tmp_path, caplog):
-    long = b"x" * 1_048_570
-    archive.run([long, b"not json"])
-
-    assert [letter.body for letter in published_letters(fakensqd, tmp_path)] == [b"not json"]
-    assert sorted(row["_body"] for row in archive.dead) == [b"not json", long]
-    assert "1 dead letter" in caplog.text
-
-
-@pytest.mark.spark
-def test_sink_takes_the_rows_in_place_of_a_table(spark, settings_of, fakensqd, tmp_path):
+def test_sink_takes_the_rows_in_place_of_a_table(spark, settings_of):
     archive = Archive(spark, settings_of(sink="somewhere:rows", select=["user", "upper(page) AS page"]))
     taken = []
     batches = archive.batches(sink=lambda rows, batch_id: taken.append((rows.drop("_nsqd").collect(), batch_id)))
@@ -163,16 +142,7 @@ def test_sink_takes_the_rows_in_place_of_a_table(spark, settings_of, fakensqd, t
     [(rows, batch_id)] = taken
     assert batch_id == 7
     assert sorted((row["user"], row["page"]) for row in rows) == [("u1", "/"), ("u2", "/"), ("u2", "/CART")]
-    assert len(archive.dead) == len(published_letters(fakensqd, tmp_path)) == 2
-
-
-def test_letter_is_one_that_requeue_dead_knows():
-    time = dt.datetime(2026, 1, 1, 10, 0, 0, 120_007, tzinfo=dt.UTC)
-    row = {"_reason": "ä is missing", "_body": b"\xff", "_message_id": "0a", "_nsqd": "a:1", "_topic": "t"}
-    letter = decode_dead_letter(dead_letter("clicks", "clicks-dead", {**row, "_published_at": time, "_attempts": 2}))
-
-    assert (letter.topic, letter.channel, letter.nsqd, letter.id, letter.attempts) == ("t", "clicks", "a:1", "0a", 2)
-    assert (letter.body, letter.reason, letter.timestamp) == (b"\xff", "ä is missing", 1_767_261_600_120_007_000)
+    assert len(archive.dead) == 2
 
 
 # --- kills
@@ -203,7 +173,7 @@ def test_batch_of_a_job_that_has_lost_its_lease_commits_nothing(archive):
 
 
 @pytest.mark.spark
-def test_kill_between_the_commits_loses_and_doubles_nothing(archive, fakensqd, tmp_path):
+def test_kill_between_the_commits_loses_and_doubles_nothing(archive):
     archive.run(BODIES[:1])
     # The commit of dead fails: what follows that of the events does not happen.
     batches = archive.batches()
@@ -218,20 +188,6 @@ def test_kill_between_the_commits_loses_and_doubles_nothing(archive, fakensqd, t
     archive.run(BODIES, 2)
 
     assert (len(archive.rows), len(archive.dead)) == (5, 2)
-    assert len(published(fakensqd, "clicks-dead", tmp_path)) == 2
-
-
-@pytest.mark.spark
-def test_kill_between_the_commit_of_dead_and_its_topic_publishes_later(spark, archive, settings_of, fakensqd, tmp_path):
-    unreachable = Archive(spark, settings_of(nsqd="127.0.0.1:1", nsq={"publishTimeout": "0.2"}))
-    with pytest.raises(PySparkException, match="RowsNotPublished"):
-        unreachable.run(BODIES)
-    assert (len(archive.rows), len(archive.dead)) == (3, 2)
-
-    archive.run(BODIES)
-
-    assert (len(archive.rows), len(archive.dead)) == (3, 2)
-    assert len(published(fakensqd, "clicks-dead", tmp_path)) == 2
 
 
 @pytest.mark.spark

@@ -254,18 +254,19 @@ def test_first_start_waits_for_nsqd_so_that_all_queries_get_everything(fakensqd,
 
 
 def test_topics_of_a_pattern_get_the_channels_of_all_queries(fakecluster, tmp_path):
-    queries = (table("web", topic_pattern="web.*", dead_letters="web-dead"), metric(table="web"))
+    queries = (table("web", topic_pattern="web.*"), metric(table="web"))
     lookupds = tuple(fakecluster.lookupd_http_addresses)
     settings = job(tmp_path, *queries, table("all", topic_pattern=".*", format="raw"), lookupd_http_addresses=lookupds)
-    for nsqd, topic in zip(fakecluster.nsqds, ("web-1", "web-dead"), strict=False):
+    for nsqd, topic in zip(fakecluster.nsqds, ("web-1", "app"), strict=False):
         publish(nsqd, topic, [b"1"])
-    wait_for(lambda: {"web-1", "web-dead"} <= survey(settings).topics)
+    wait_for(lambda: {"web-1", "app"} <= survey(settings).topics)
 
     create_channels(settings, once=True, wait=pytest.fail)
 
     for channel in ("web", "pages", "all"):
         assert channel_stats(fakecluster.nsqds[0], "web-1", channel)["depth"] == 1
-        assert channel_stats(fakecluster.nsqds[1], "web-dead", channel) is None
+    assert channel_stats(fakecluster.nsqds[1], "app", "all")["depth"] == 1
+    assert channel_stats(fakecluster.nsqds[1], "app", "web") is None
 
 
 def test_all_queries_get_all_of_a_topic_that_an_nsqd_gets_later(fakecluster, tmp_path):

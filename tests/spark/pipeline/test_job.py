@@ -1,6 +1,5 @@
 """Queries in a real Spark, as one job."""
 
-import json
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,6 @@ import gevent
 import pyarrow as pa
 import pytest
 
-from gnsq.dead_letter import decode_dead_letter
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline import job as job_module
 from gnsq.spark.pipeline.checkpoint import checkpoint_of
@@ -24,7 +22,7 @@ from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.uris import join_uri
 from tests.spark.helpers import channel_stats, columns, publish, wait_for
-from tests.spark.pipeline.helpers import published, table_rows, valid_rows
+from tests.spark.pipeline.helpers import table_rows, valid_rows
 from tests.spark.pipeline.jobs import SCHEMA, job, metric, table
 
 GOOD = [b'{"user": "u%d", "page": "/", "ms": %d}' % (number, number) for number in range(30)]
@@ -38,7 +36,7 @@ def settings_of(fakensqd, tmp_path):
 
     def make(*queries, **changes):
         addresses = {"nsqd_tcp_addresses": (fakensqd.tcp_address,), "nsqd_http_addresses": (fakensqd.http_address,)}
-        return job(tmp_path, *(queries or (table(dead_letters="clicks-dead"), metric())), **{**addresses, **changes})
+        return job(tmp_path, *(queries or (table(), metric())), **{**addresses, **changes})
 
     return make
 
@@ -108,8 +106,7 @@ def test_job_reads_what_is_there_once_and_a_changed_metric_begins_an_epoch(
     assert (clicks.total.rows, clicks.total.duplicates, clicks.total.malformed, clicks.total.entered) == (42, 5, 2, 35)
     assert (pages.total.rows, pages.total.malformed, pages.total.late) == (42, 2, 0)
     assert sum(row["count"] for row in valid_rows(tmp_path / "output" / "pages")) == 35
-    letters = [decode_dead_letter(json.dumps(each).encode()) for each in published(fakensqd, "clicks-dead", tmp_path)]
-    assert sorted(letter.body for letter in letters) == sorted(BAD)
+    assert sorted(row["_body"] for row in table_rows(tmp_path / "output" / "clicks_dead")) == sorted(BAD)
     assert all(record.backlog is not None for record in reports) or not HAS_READ_LIMITS
     assert channel_stats(fakensqd, "clicks", "clicks")["depth"] == 0
     noted = read_status(settings.queries[0])

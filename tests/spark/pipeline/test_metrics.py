@@ -10,15 +10,14 @@ from decimal import Decimal
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from gnsq.spark.pipeline.checkpoint import identify
 from gnsq.spark.pipeline.delta import BatchIdentity
 from gnsq.spark.pipeline.events import plan
-from gnsq.spark.pipeline.metrics import MetricBatches, aggregated, metric_body, version_of
+from gnsq.spark.pipeline.metrics import MetricBatches, aggregated, version_of
 from gnsq.spark.spool.segments import SCHEMA
-from tests.spark.pipeline.helpers import MESSAGES, delta_table, event, message, messages, published, valid_rows
+from tests.spark.pipeline.helpers import MESSAGES, delta_table, event, message, messages, valid_rows
 from tests.spark.pipeline.jobs import job, metric, table
 
 START = dt.datetime(2026, 1, 1, 10, tzinfo=dt.UTC)
@@ -92,13 +91,11 @@ def fed(spark, tmp_path):
 
 
 @pytest.fixture
-def settings_of(fakensqd, tmp_path):
+def settings_of(tmp_path):
     """Makes the settings of a job that counts pages."""
 
-    def make(*, schema=EVENTS, nsqd=fakensqd.tcp_address, deduplicate=0.0, nsq=None, **changes):
-        counted = metric(**{"publish": "pages", **changes})
-        events = table(schema=schema, time="time")
-        return job(tmp_path, events, counted, nsqd_tcp_addresses=(nsqd,), deduplicate=deduplicate, nsq=nsq or {})
+    def make(*, schema=EVENTS, deduplicate=0.0, **changes):
+        return job(tmp_path, table(schema=schema, time="time"), metric(**changes), deduplicate=deduplicate)
 
     return make
 
@@ -128,9 +125,7 @@ def counted(settings):
 
 
 @pytest.mark.spark
-def test_changed_counts_are_in_the_table_once_and_a_batch_that_runs_again_is_published_again(
-    fed, fakensqd, settings_of, tmp_path
-):
+def test_changed_counts_are_in_the_table_once_even_if_a_batch_runs_again(fed, settings_of):
     settings = settings_of()
     fed.put(event(START), event(START + SECOND), event(START, "/cart"), b"not json")
     fed.put(b"not json")
@@ -154,10 +149,6 @@ def test_changed_counts_are_in_the_table_once_and_a_batch_that_runs_again_is_pub
 
     assert changes(settings) == counts
     assert delta_table(f"{settings.output}/pages").version() == version
-    bodies = published(fakensqd, "pages", tmp_path)
-    window = {"_window_start": "2026-01-01T10:00:00Z", "_window_end": "2026-01-01T10:01:00Z"}
-    assert bodies.count({**window, "page": "/", "count": 3, "_epoch": 1, "_version": second}) == 2
-    assert len(bodies) == 6
 
 
 @pytest.mark.spark
@@ -183,20 +174,6 @@ def test_what_can_not_be_computed_is_a_null_or_lacks_these_values(spark, setting
     assert [row[name] for name in names] == [dt.datetime(1970, 1, 1, 0, 0, 0, 1000, dt.UTC), None, 1, 0, 1]
     assert row["ratio"] == pytest.approx(3e18 + 2)
     assert sorted(row["collect_list_ms"]) == [0, 1, 9 * 10**18]
-
-
-@pytest.mark.spark
-def test_batch_that_is_committed_and_not_published_is_published_when_it_runs_again(
-    spark, fakensqd, settings_of, tmp_path
-):
-    with pytest.raises(PySparkException, match=r"127\.0\.0\.1:1"):
-        count(spark, settings_of(nsqd="127.0.0.1:1", nsq={"publishTimeout": "0.2"}), event(START), event(START))
-    settings = settings_of()
-    assert changes(settings) == [(START, "/", 2, version_of(1, 0))]
-
-    assert count(spark, settings, event(START), event(START)) == []
-    assert changes(settings) == [(START, "/", 2, version_of(1, 0))]
-    assert [body["count"] for body in published(fakensqd, "pages", tmp_path)] == [2]
 
 
 @pytest.mark.spark
@@ -248,7 +225,7 @@ def test_windows_of_any_length_know_no_time_zone(spark, settings_of, new_york):
 
 
 @pytest.mark.spark
-def test_aggregates_are_any_that_spark_has(spark, fakensqd, settings_of, tmp_path):
+def test_aggregates_are_any_that_spark_has(spark, settings_of):
     settings = settings_of(
         schema="user STRING, page STRING, ms BIGINT, price DECIMAL(6,2), ratio FLOAT, time TIMESTAMP",
         keys=("upper(page) AS page", "_topic"),
@@ -272,8 +249,6 @@ def test_aggregates_are_any_that_spark_has(spark, fakensqd, settings_of, tmp_pat
     assert [first[name] for name in names] == ["X", "clicks", 3, 2, 5, 2.5, 2.5, Decimal("2.00"), 2]
     assert (sorted(first["who"]), first["absent"], first["mean"]) == (["a", "b"], 1, 1 / 3)
     assert (second["count"], second["sum_ms"]) == (2, None)
-    body = min(published(fakensqd, "pages", tmp_path), key=lambda body: body["page"])
-    assert (body["sum_price"], body["max_ratio"], body["avg_ms"], sorted(body["who"])) == ("2.00", 2.5, 2.5, ["a", "b"])
 
 
 @pytest.mark.spark
@@ -284,9 +259,3 @@ def test_message_that_is_delivered_again_is_counted_once_as_long_as_its_window_i
     fed.run(settings)
 
     assert counted(settings) == 4
-
-
-def test_key_takes_as_many_bytes_as_it_has():
-    row = {"_window_start": START, "page": "é" * 2000, "ratio": float("inf"), "count": 1, "_version": version_of(1, 1)}
-
-    assert len(metric_body(row)) < 4200

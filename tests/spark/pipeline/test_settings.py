@@ -1,5 +1,4 @@
 import contextlib
-import re
 from dataclasses import replace
 
 import pytest
@@ -132,8 +131,6 @@ def test_body_is_kept_unless_columns_are_selected(settings, kept):
         pytest.param({"topics": "a b"}, "topics: ", id="topic"),
         pytest.param({"topic_pattern": "a("}, "topic_pattern: 'a\\(' is not a regular expression", id="pattern"),
         pytest.param({"topic_pattern": "a| b"}, "topic_pattern: 'a| b' has a blank", id="blank"),
-        pytest.param({"topic_pattern": "(?i)a"}, "topic_pattern: .* that can be a part of another", id="flags"),
-        pytest.param({"dead_letters": "a b"}, "dead_letters: ", id="dead letters"),
         pytest.param({"max_ahead": -1}, "max_ahead -1 must be within 0 to 31536000 s", id="bound"),
         pytest.param({"partition_by": ("a", "A")}, "partition_by: a column is there twice", id="twice"),
         pytest.param({"sink": "upsert"}, "sink: 'upsert' is not a function as module:name", id="sink"),
@@ -184,7 +181,6 @@ def test_expression_names_its_column(text, column):
         pytest.param({"aggregates": "sum(a + b)"}, r"'sum\(a \+ b\)' needs a name for its column: write", id="name"),
         pytest.param({"keys": ("a", "upper(b) AS A")}, r"column A is there twice: write upper\(b\) AS", id="twice"),
         pytest.param({"keys": "_epoch"}, "keys: column _epoch is the job's own", id="own"),
-        pytest.param({"publish": "a b"}, "publish: ", id="topic"),
         pytest.param({"keep_windows": "400 days"}, "keep_windows 400 days must be within 0 s to 365 days$", id="kept"),
     ],
 )
@@ -223,21 +219,6 @@ def test_sink_needs_no_output(tmp_path):
     assert job(tmp_path, table(sink="m:f")).queries[0].dead_location == f"{tmp_path}/output/clicks_dead"
 
 
-def test_pattern_never_fits_what_the_job_publishes(tmp_path):
-    queries = job(
-        tmp_path,
-        *(table("a", topic_pattern="web.*|app.*", dead_letters="web-dead"), metric(table="a", publish="app-pages")),
-        lookupd_http_addresses=("l:4161",),
-    ).queries
-
-    for query in queries:
-        pattern = query.source["topicPattern"]
-        assert [name for name in ("web", "web-dead", "web-dead2", "app-pages") if re.fullmatch(pattern, name)] == [
-            "web",
-            "web-dead2",
-        ]
-
-
 def test_queries_of_patterns_know_the_channels_that_a_new_topic_needs(tmp_path):
     web, app, views, pages = job(
         tmp_path,
@@ -257,24 +238,16 @@ def test_queries_of_patterns_know_the_channels_that_a_new_topic_needs(tmp_path):
     assert others(pages, "web-2") == ["x-views", "x-web"]
 
 
-def test_options_reach_source_and_sink(tmp_path):
-    options = {"tls": "true", "tls_ca_file": "/ca.pem", "maxInFlight": "9", "publishTimeout": "5", "auth_secret": "x"}
-    made = job(tmp_path, table(dead_letters="d"), nsq=options, nsqd_tcp_addresses=("a:4150",))
+def test_options_reach_the_source(tmp_path):
+    options = {"tls": "true", "tls_ca_file": "/ca.pem", "maxInFlight": "9", "auth_secret": "x"}
+    made = job(tmp_path, nsq=options)
     [clicks] = made.queries
 
     assert [clicks.source[name] for name in ("tls", "tlsCaFile", "maxInFlight", "authSecret")] == [
         *("true", "/ca.pem", "9", "x"),
     ]
-    assert clicks.sink == {
-        "tls": "true",
-        "tlsCaFile": "/ca.pem",
-        "publishTimeout": "5",
-        "authSecret": "x",
-        "topic": "d",
-        "nsqdTcpAddresses": "a:4150",
-    }
-    assert {name.lower() for name in {**clicks.source, **clicks.sink}} - set(_OWN_OPTIONS) == {
-        *("tls", "tlscafile", "maxinflight", "publishtimeout", "authsecret", "minrowsperbatch", "maxtriggerdelay"),
+    assert {name.lower() for name in clicks.source} - set(_OWN_OPTIONS) == {
+        *("tls", "tlscafile", "maxinflight", "authsecret", "minrowsperbatch", "maxtriggerdelay"),
     }
     assert "'x'" not in repr(made)
     assert "'x'" not in repr(clicks)
@@ -294,13 +267,6 @@ def test_batch_waits_until_it_is_full_or_for_trigger_interval(tmp_path, settings
 
     assert options.min_rows_per_batch == least
     assert delay is None or options.max_trigger_delay == delay
-
-
-def test_certificates_for_http_alone_are_not_the_sinks(tmp_path):
-    made = job(tmp_path, nsqd_tcp_addresses=("a:1",), nsqd_http_addresses=("https://a:2",), nsq={"tlsCaFile": "/c"})
-
-    assert made.queries[0].source["tlsCaFile"] == "/c"
-    assert "tlsCaFile" not in made.queries[0].sink
 
 
 @pytest.mark.parametrize(
@@ -342,15 +308,6 @@ PAGES = metric()
             (table(), metric(keep_windows=900)), {"deduplicate": "1 hour"}, "is less than deduplicate 1 hour", id="ids"
         ),
         pytest.param(
-            (table(dead_letters="clicks"),), {}, r"dead_letters 'clicks' is a topic of \[tables.clicks\]", id="circle"
-        ),
-        pytest.param(
-            (table(dead_letters="x"), metric(publish="x")),
-            {},
-            r"\[metrics.pages\] publish 'x' is dead_letters of \[tables.clicks\], too",
-            id="one topic",
-        ),
-        pytest.param(
             (table(topic_pattern="a.*"),),
             {},
             r"\[tables.clicks\] topic_pattern: nsqlookupd knows .* lookupd_http_addresses alone",
@@ -358,9 +315,6 @@ PAGES = metric()
         ),
         pytest.param((), {"work": " "}, "work is required", id="work"),
         pytest.param((), {"output": ""}, "output is required", id="output"),
-        pytest.param(
-            (table(sink="m:f", dead_letters="dead"),), {"output": ""}, r"clicks\] dead_letters: .* output is", id="dead"
-        ),
         pytest.param((), {"nsqd_tcp_addresses": ()}, "nsqd_tcp_addresses is required, or lookupd", id="no address"),
         pytest.param((), {"work": "s3://b/x"}, "work 's3://b/x' is a URI, and Spark .*: give checkpoint", id="URI"),
         pytest.param((), {"output": "hdfs://k:hush@h/x"}, r"hdfs://\*\*\*@h/x' is not an object store", id="store"),
