@@ -50,7 +50,7 @@ from gnsq.spark.pipeline.delta import BatchIdentity, Table
 from gnsq.spark.pipeline.events import Events
 from gnsq.spark.pipeline.parquet import DataFile, TableTarget, collect_files, write
 from gnsq.spark.pipeline.settings import Query, SettingError, TableSettings
-from gnsq.spark.pipeline.types import Shape, explain, rescued, rest
+from gnsq.spark.pipeline.types import Shape, explain, rescued
 from gnsq.spark.source.pyspark41 import arrow_schema
 
 __all__ = ["DEAD_SCHEMA", "ArchiveBatches", "Task", "archive_schema", "dead_table", "write_rows"]
@@ -74,7 +74,7 @@ _UNITS = {"_day": "day", "_hour": "hour", "_month": "month"}
 
 def archive_schema(events: Events, settings: TableSettings) -> Any:  # Any: pyarrow has no types
     """Build the Arrow schema of the table of events: the events' columns, what is kept of the body, and our own."""
-    kept = {"body": [("_body", pa.binary())], "rest": [("_rest", pa.string())], "none": []}[settings.keep]
+    kept = [("_body", pa.binary())] if settings.keep == "body" else []
     extra = [("_rescued", pa.string())] if settings.mismatch == "rescue" else []
     own = pa.schema([*extra, *kept, *_OWN])
     return pa.schema([*arrow_schema(events.columns), *own])
@@ -227,12 +227,8 @@ def _finish_all(task: Task, batches: Iterator[Any]) -> Iterator[Any]:  # Any: py
 def _finished(task: Task, rows: Any) -> Any:  # Any: pyarrow has no types
     """Add the columns that are computed of the body, for rows that are events."""
     table = pa.table(rows) if isinstance(rows, pa.RecordBatch) else rows
-    bodies = table.column("_body")
     if "_rescued" in task.schema.names:
-        found = zip(bodies.to_pylist(), table.column("_misfit").to_pylist(), strict=True)
+        found = zip(table.column("_body").to_pylist(), table.column("_misfit").to_pylist(), strict=True)
         values = [rescued(body, task.shape) if misfit else None for body, misfit in found]
         table = table.append_column("_rescued", pa.array(values, pa.string()))
-    if "_rest" in task.schema.names:
-        values = [rest(body, task.shape) for body in bodies.to_pylist()]
-        table = table.append_column("_rest", pa.array(values, pa.string()))
     return table

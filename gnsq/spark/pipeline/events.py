@@ -59,7 +59,7 @@ OWN = ("_message_id", "_nsqd", "_topic", "_attempts", "_published_at", "_time")
 RESERVED = frozenset(
     {
         *OWN,
-        *("_body", "_rest", "_rescued", "_wrong", "_misfit", "_day", "_hour", "_month"),
+        *("_body", "_rescued", "_wrong", "_misfit", "_day", "_hour", "_month"),
         *("_window_start", "_window_end", "_epoch", "_version"),
     }
 )
@@ -94,7 +94,7 @@ class Events:
         frame: The columns of select, OWN, _body, _wrong (types.Wrong, null if the event is right) and, with mismatch
             rescue, _misfit: whether a value did not fit.
         columns: Those of select alone.
-        shape: For explain(), rescued() and rest() of types.py.
+        shape: For explain() and rescued() of types.py.
     """
 
     frame: DataFrame

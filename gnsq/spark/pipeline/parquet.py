@@ -65,7 +65,7 @@ MAX_PARTITIONS = 10_000
 # A longer text is cut to so many characters in statistics: whole long texts would make the log large.
 _STATS_STRING = 64
 # Columns in which almost every row has its own value: a Parquet dictionary and statistics would cost and bring nothing.
-DISTINCT = frozenset({"_message_id", "_body", "_rescued", "_rest"})
+DISTINCT = frozenset({"_message_id", "_body", "_rescued"})
 
 # Colours, arrows, stack frames and XML headers in errors of the stores' libraries.
 _NOISE = re.compile(r"\x1b\[[0-9;]*m|↳|\n[ \t]*(\d+: |at \./).*|<\?xml[^<>]*>")

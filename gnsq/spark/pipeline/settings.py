@@ -165,9 +165,9 @@ class TableSettings(_Settings):
     )
     keep: str = option(
         "",
-        "what is kept besides the columns: body: the whole body, in the column _body; rest: the keys that no column "
-        "took, in _rest; none; default: body, with select none",
-        choices=("body", "rest", "none"),
+        "what is kept besides the columns: body: the whole body, in the column _body; none; default: body, with select "
+        "none",
+        choices=("body", "none"),
     )
     sink: str = option(
         "", "in place of a table, a Python function that is called with the rows and the batch's number, as module:name"
@@ -206,7 +206,6 @@ class TableSettings(_Settings):
             if given:
                 raise self._wrong(f"format raw: bodies are not parsed, so leave out {', '.join(given)}")
         elif self.parse:
-            given += ["keep"] if self.keep == "rest" else []
             if given:
                 raise self._wrong(
                     f"parse gives the columns, and bodies need not be JSON, so leave out {', '.join(given)}"

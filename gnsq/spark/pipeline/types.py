@@ -1,13 +1,12 @@
 """Types of events without Spark, and what a body has that does not fit.
 
-Tasks use explain(), rescued() and rest() on single bodies. They say in Python what events.py says in Spark's
+Tasks use explain() and rescued() on single bodies. They say in Python what events.py says in Spark's
 expressions: which JSON values each type takes. A test compares both, value by value.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import functools
 import json
 import math
 import re
@@ -22,7 +21,7 @@ from pyspark.sql import types as T
 
 __all__ = [
     *("EventColumn", "Shape", "Step", "Wrong"),
-    *("explain", "rescued", "rest"),
+    *("explain", "rescued"),
     *("check_type", "json_path", "type_text"),
     *("BASE64", "DATE", "LONE_SURROGATE", "LONG_NUMBER", "MAX_DEPTH", "NUMBER", "PAIR_OR_ESCAPE", "QUOTED"),
     *("TIMESTAMP", "ZONE"),
@@ -105,17 +104,6 @@ class Shape:
     time: str = ""
     max_ahead: float = 0.0
 
-    @functools.cached_property
-    def taken(self) -> _Taken:
-        """What the columns take of a body."""
-        root = _Taken()
-        for column in self.columns:
-            node = root
-            for step in column.path:
-                node = node.children.setdefault(step, _Taken())
-            node.add(column.type)
-        return root
-
 
 class _Number(str):
     """A number of JSON as it was written."""
@@ -160,16 +148,6 @@ def rescued(body: bytes, shape: Shape) -> str | None:
     event, long = _decode(body), _has_long_number(body)
     found = {_path_text(each.path): each.value for each in _problems(event, shape, long) if each.kind is not None}
     return _dump(found) if found else None
-
-
-def rest(body: bytes, shape: Shape) -> str | None:
-    """Return what no column took, as JSON in the form of the body; None if columns took everything.
-
-    Of an object that a STRUCT takes in part, it has the other keys. Of an array of such objects it has one element for
-    each, null where nothing is left. A value that does not fit its column is not in it: rescued() has it.
-    """
-    left = _left(_decode(body), shape.taken)
-    return None if left is _TAKEN else _dump(left)
 
 
 # What a body has
@@ -419,49 +397,6 @@ def _is_moment(text: str) -> bool:
     except (ValueError, OverflowError):
         return False
     return True
-
-
-# What no column takes
-
-
-class _Taken:
-    """What columns take of a value: all, nothing, or, of an object or an array, the children that it has."""
-
-    def __init__(self) -> None:
-        self.is_whole = False
-        # A column has the type of an object or an array: a value of another form does not fit, and counts as taken.
-        self.is_typed = False
-        self.children: dict[Step, _Taken] = {}
-        self.each: _Taken | None = None
-
-    def add(self, kind: T.DataType) -> None:
-        self.is_typed = True
-        if isinstance(kind, T.StructType):
-            for field in kind.fields:
-                self.children.setdefault(field.name, _Taken()).add(field.dataType)
-        elif isinstance(kind, T.ArrayType | T.MapType):
-            self.each = self.each or _Taken()
-            self.each.add(kind.elementType if isinstance(kind, T.ArrayType) else kind.valueType)
-        else:
-            self.is_whole = True
-
-
-_TAKEN = object()
-
-
-def _left(value: Any, taken: _Taken | None) -> Any:  # Any: JSON, or _TAKEN
-    if taken is None:
-        return value
-    if taken.is_whole:
-        return _TAKEN
-    if isinstance(value, dict):
-        left = {key: _left(each, taken.children.get(key, taken.each)) for key, each in value.items()}
-        left = {key: each for key, each in left.items() if each is not _TAKEN}
-        return left or _TAKEN
-    if isinstance(value, list) and (taken.each or not taken.is_typed):
-        items = [_left(each, taken.children.get(index, taken.each)) for index, each in enumerate(value)]
-        return _TAKEN if all(each is _TAKEN for each in items) else [None if each is _TAKEN else each for each in items]
-    return _TAKEN if taken.is_typed or value is None else value
 
 
 # Types and paths

@@ -104,16 +104,14 @@ def test_events_are_kept_by_day_and_others_are_dead_letters_with_their_reason(ar
 
 
 @pytest.mark.spark
-def test_what_no_column_took_and_what_did_not_fit_are_kept(spark, settings_of):
-    archive = Archive(spark, settings_of(keep="rest", mismatch="rescue"))
+def test_what_did_not_fit_is_kept(spark, settings_of):
+    archive = Archive(spark, settings_of(schema=f"{EVENTS}, ms INT", keep="none", mismatch="rescue"))
 
-    archive.run([b'{"time": "2026-01-01T10:00:01Z", "user": "u", "page": {"x": 1}, "n": 12345678901234567890.5}'] * 2)
-    archive.run([b'{"time": "2026-01-01T10:00:01Z", "user": "u", "page": "/"}', b'{"user": 7.5, "time": 5}'], 1)
+    archive.run([b'{"time": "2026-01-01T10:00:01Z", "user": "u", "ms": 7.50}', b'{"user": 7.5, "time": 5}'])
+    archive.run([b'{"time": "2026-01-01T10:00:01Z", "user": "u", "ms": 1}'], 1)
 
-    assert {(row["user"], row["_rest"], row["_rescued"]) for row in archive.rows} == {
-        ("u", '{"n":12345678901234567890.5}', None),
-        ("u", None, None),
-    }
+    found = {(row["user"], row["ms"], row["_rescued"], "_body" in row) for row in archive.rows}
+    assert found == {("u", None, '{"ms":7.50}', False), ("u", 1, None, False)}
     assert len(archive.dead) == 1
 
 

@@ -32,7 +32,7 @@ def events(spark, tmp_path):
         rows = [(bytearray(body), f"{n:016}", 1, now, "127.0.0.1:4150", name) for n, body in enumerate(bodies)]
         events = plan(spark.createDataFrame(rows, COLUMNS), settings)
         names = [name for name in archive_schema(events, settings).names if not name.startswith("_")]
-        kept = [name for name in archive_schema(events, settings).names if name in ("_body", "_rest")]
+        kept = [name for name in archive_schema(events, settings).names if name == "_body"]
         found = events.frame.collect()
         right = [tuple(row[name] for name in names) for row in found if row["_wrong"] is None]
         return sorted(right), kept, len(found) - len(right)

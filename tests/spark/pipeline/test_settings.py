@@ -103,7 +103,7 @@ def test_item_of_a_mapping_without_a_name_is_not_shown(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "kept"),
-    [({}, "body"), ({"select": "user"}, "none"), ({"select": "user", "keep": "rest"}, "rest")],
+    [({}, "body"), ({"select": "user"}, "none"), ({"select": "user", "keep": "body"}, "body")],
 )
 def test_body_is_kept_unless_columns_are_selected(settings, kept):
     assert table(**settings).keep == kept
@@ -123,8 +123,8 @@ def test_body_is_kept_unless_columns_are_selected(settings, kept):
             id="raw",
         ),
         pytest.param(
-            {"parse": "f(body)", "schema": "a INT", "keep": "rest"},
-            "parse gives the columns, and bodies need not be JSON, so leave out schema, keep$",
+            {"parse": "f(body)", "schema": "a INT", "mismatch": "rescue"},
+            "parse gives the columns, and bodies need not be JSON, so leave out schema, mismatch$",
             id="parse",
         ),
         pytest.param({"topics": "a", "topic_pattern": "b.*"}, "topics and topic_pattern are both given", id="topics"),

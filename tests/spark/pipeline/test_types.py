@@ -14,7 +14,6 @@ from gnsq.spark.pipeline.types import (
     explain,
     json_path,
     rescued,
-    rest,
 )
 
 ITEMS = T.ArrayType(T.StructType().add("sku", "string").add("price", T.DecimalType(18, 2), nullable=False))
@@ -86,27 +85,6 @@ def test_what_does_not_fit_is_rescued_as_it_came():
 
     assert rescued(body, SHAPE) == '{"ms":1.50,"items[0].price":12345678901234567890.125}'
     assert rescued(b'{"user": "a", "ms": 1}', SHAPE) is None
-
-
-RESTS = [
-    pytest.param('{"user": "a", "ms": 1}', None, id="nothing"),
-    pytest.param('{"new": 1.50, "n": null, "ü": "é"}', '{"new":1.50,"n":null,"ü":"é"}', id="keys"),
-    pytest.param('{"headers": {"user-agent": "a", "host": "b"}}', '{"headers":{"host":"b"}}', id="beside a path"),
-    pytest.param('{"headers": "none"}', '{"headers":"none"}', id="in place of a path"),
-    pytest.param(
-        '{"items": [{"sku": "a"}, {"sku": "b", "color": "red"}]}', '{"items":[null,{"color":"red"}]}', id="in an array"
-    ),
-    pytest.param('{"tags": {"a": {"b": 1}}, "items": 5}', None, id="what does not fit"),
-    pytest.param('{"at": [1, 2, {"a": 3}]}', '{"at":[null,2,{"a":3}]}', id="elements"),
-    pytest.param('{"big": 123456789012345678901234567890, "e": 1e400}', None, id="numbers"),
-]
-
-
-@pytest.mark.parametrize(("body", "left"), RESTS)
-def test_the_rest_is_what_no_column_takes(body, left):
-    if "big" in body:
-        left = body.replace(" ", "")
-    assert rest(body.encode(), SHAPE) == left
 
 
 PATHS = [
