@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest -q -o console_output_style=classic -p tests.su
 EXTRAS := cli,fakensqd,prometheus,sentry,spark
 DEMO_EXTRAS := fakensqd,spark
 
-.PHONY: help demo test quick integration chaos fuzz soak lint composefile docs bench clean
+.PHONY: help demo test quick integration chaos fuzz mutants soak lint composefile docs bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -31,6 +31,8 @@ help:
 	@echo "make soak         the same for an hour, with a fault a minute: does memory grow (SECONDS, SEED, FLAGS as above)"
 	@echo "make fuzz         random inputs, and random sessions beside a real nsqd, with more and more seeds; ten minutes"
 	@echo "                  (SECONDS=60 SEED=1: so long, from this seed on; ONLY=test: one test, as pytest names it)"
+	@echo "make mutants      plant faults into a copy of the source, and tell which of them the tests catch: an hour"
+	@echo "                  (COUNT=60 SEED=1: so many, and these again)"
 	@echo "make lint         ruff and mypy, and docker-compose.yml where docker compose is"
 	@echo "make docs         the documentation, into site/; warnings are errors"
 	@echo "make bench        side by side with the NSQ clients that are installed; writes bench/ (ONLY=consume: that part)"
@@ -57,6 +59,9 @@ soak: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	@$(BIN)/python -m integration.fuzz $(if $(SECONDS),--seconds=$(SECONDS)) $(if $(SEED),--seed=$(SEED)) \
 		$(if $(ONLY),--only='$(ONLY)')
+
+mutants: $(VENV)/.dev
+	@$(BIN)/python -m integration.mutants $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
