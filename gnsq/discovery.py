@@ -20,6 +20,7 @@ from gnsq.errors import NSQHttpError
 from gnsq.http.responses import is_unknown_path, shown
 from gnsq.logs import LogOwner
 from gnsq.lookupd import Answer, LookupdClient, is_unknown_topic
+from gnsq.protocol.names import checked_names
 from gnsq.texts import shown_argument
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "listed_producers",
     "parse_lookupds",
     "producer_address",
+    "registered_topics",
 ]
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,9 @@ MAX_NSQDS = 1000
 _NSQDS_PER_TURN = 500
 # From this number of empty rounds on, log_empty_round() logs at WARNING.
 _WARN_AFTER_EMPTY_ROUNDS = 3
+
+# What an answer says about an nsqd.
+Producer = Mapping[str, Any]  # Any: the server may send any JSON
 
 
 def parse_lookupds(addresses: Addresses, http: Mapping[str, Any] | None = None) -> list[LookupdClient]:
@@ -81,6 +86,7 @@ class _Lookup:
     Args:
         topic: Topic of the nsqds; empty for all nsqds.
         port: Which port of an nsqd to use: ``tcp_port`` or ``http_port``.
+        owner: Of the log lines; None: the caller reports failures, and they are logged at DEBUG.
 
     Attributes:
         failures: By address of an nsqlookupd: why the last query failed, or a part of its answer can't be used.
@@ -101,6 +107,7 @@ class _Lookup:
         self._lookupds = lookupds
         self._topic = topic
         self._port = port
+        self._failures_at = logging.DEBUG if owner is None else logging.WARNING
         # Addresses that have given a wholly usable answer, once or more often.
         self._confirmed: set[str] = set()
         # Number of rounds with a wholly usable answer since an nsqd was known last. A round queries all nsqlookupds.
@@ -146,15 +153,15 @@ class _Lookup:
         """
         self._empty_rounds = 0 if known else self._empty_rounds + any(answers)
 
-    def _warn(self, address: str, text: str, *arguments: object) -> None:
-        """Log a WARNING about an nsqlookupd; after the first in a minute with this address and text, log at DEBUG."""
+    def _log(self, level: int, address: str, text: str, *arguments: object) -> None:
+        """Log a line about an nsqlookupd; after the first in a minute with this address and text, log at DEBUG."""
         what = f"lookup of topic {self._topic}" if self._topic else "lookup of nodes"
         log = self._owner.log(logger, nsqlookupd=address)
-        log.limited(logging.WARNING, f"{address} {text}", f"%s {text}", what, *arguments)
+        log.limited(level, f"{address} {text}", f"%s {text}", what, *arguments)
 
     def _fail(self, address: str, failure: str, *, is_other_server: bool) -> None:
         """Log and record a query that failed, or whose answer can't be used as a whole."""
-        self._warn(address, "failed: %s", failure)
+        self._log(self._failures_at, address, "failed: %s", failure)
         self.failures[address] = failure
         # An address that has given a wholly usable answer is not wrong: a proxy there may be restarting now.
         if is_other_server and address not in self._confirmed:
@@ -175,11 +182,12 @@ class _Lookup:
             group.kill()
         return [bool(query.value) for query in queries]
 
-    def _query(self, number: int, found: Callable[[str], object], admitted: set[str]) -> bool:
+    def _query(self, number: int, found: Callable[[str, Producer], object], admitted: set[str]) -> bool:
         """Query one nsqlookupd. A failure is logged and recorded.
 
         Args:
-            found: Called with the ``host:port`` of each nsqd in the answer that is usable and admitted.
+            found: Called with the ``host:port`` of each nsqd in the answer that is usable and admitted, and with its
+                part of the answer. ValueError: this can't be used.
             admitted: The known nsqds. A new nsqd is added to them, unless their number is MAX_NSQDS already.
 
         Returns:
@@ -202,18 +210,17 @@ class _Lookup:
                 gevent.sleep(0)
             try:
                 nsqd = producer_address(producer, self._port)
+                if nsqd in admitted or len(admitted) < MAX_NSQDS:
+                    found(nsqd, producer)
+                    admitted.add(nsqd)
+                else:
+                    left_out += 1
             except ValueError as error:
                 unusable += 1
                 first = first or f"{shown(producer)}: {error}"
-                continue
-            if nsqd in admitted or len(admitted) < MAX_NSQDS:
-                admitted.add(nsqd)
-                found(nsqd)
-            else:
-                left_out += 1
         if left_out:
             text = "left out %d of %d nsqds: there are %d already, the limit"
-            self._warn(address, text, left_out, len(producers), MAX_NSQDS)
+            self._log(logging.WARNING, address, text, left_out, len(producers), MAX_NSQDS)
         if unusable:
             failure = f"answer is not nsqlookupd's: can't use {unusable} of {len(producers)} nsqds, such as {first}"
             self._fail(address, failure, is_other_server=False)
@@ -264,7 +271,7 @@ class TopicNodes(_Lookup):
                 addresses.add(address)
                 found(address)
 
-            answered = self._query(number, record, admitted)
+            answered = self._query(number, lambda address, _: record(address), admitted)
             if not answered and not addresses:
                 for address in list(self._answers[number]):
                     record(address)
@@ -294,19 +301,22 @@ class AllNodes(_Lookup):
         # Known addresses that no nsqlookupd named in the last round, if that round was complete.
         self._missing: set[str] = set()
 
-    def refresh(self, found: Callable[[str], object] = lambda address: None) -> tuple[set[str], set[str]]:
+    def refresh(
+        self, found: Callable[[str, Producer], object] = lambda address, producer: None
+    ) -> tuple[set[str], set[str]]:
         """Query all nsqlookupds at the same time, and wait for all of them. Return the addresses that are new, and
         the addresses that were forgotten.
 
         Args:
-            found: Called with the ``host:port`` of an nsqd as soon as an answer names it, for each such answer.
+            found: Called with the ``host:port`` of an nsqd as soon as an answer names it, for each such answer, and
+                with its part of the answer. ValueError: this can't be used.
         """
         named: set[str] = set()
         admitted = set(self._addresses)
 
-        def record(address: str) -> None:
+        def record(address: str, producer: Producer) -> None:
+            found(address, producer)
             named.add(address)
-            found(address)
 
         answers = self._query_all(lambda number: self._query(number, record, admitted))
         new = named - self._addresses
@@ -328,6 +338,16 @@ def listed_producers(answer: object) -> list[Any]:  # Any: the server may send a
     if not isinstance(producers, list):
         raise ValueError(f"producers {shown(producers)} are no list")
     return producers
+
+
+def registered_topics(producer: Producer) -> list[str]:
+    """Return the topics of an nsqd in an answer of all nodes, except those that a tombstone hides. Raise ValueError if
+    they are not valid."""
+    topics = checked_names(producer.get("topics"), "topic")
+    hidden = producer.get("tombstones") or [False] * len(topics)
+    if not isinstance(hidden, list) or len(hidden) != len(topics):
+        raise ValueError("its tombstones are not those of its topics")
+    return [topic for topic, is_hidden in zip(topics, hidden, strict=True) if not is_hidden]
 
 
 def producer_address(producer: object, port_name: str) -> str:

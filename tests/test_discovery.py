@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import time
 
 import gevent
 import pytest
@@ -20,6 +21,7 @@ from tests.http.peer import JSON, http_peer, reply
 from tests.strategies import json_values
 
 LOG = logging.getLogger("tests.discovery")
+OWNER = LogOwner("", time.monotonic)
 
 
 class Lookupd:
@@ -45,23 +47,24 @@ def nsqd(host, port=4150):
 
 def lookup(*lookupds):
     """Look a topic up. Returns the addresses found, and the number of nsqlookupds that did not fail."""
-    return refresh(TopicNodes(lookupds, "t"), lookupds)
+    return refresh(TopicNodes(lookupds, "t", OWNER), lookupds)
 
 
 def nodes(*lookupds, **options):
     """As lookup(), for all nsqds."""
-    return refresh(AllNodes(lookupds, **options), lookupds)
+    return refresh(AllNodes(lookupds, owner=OWNER, **options), lookupds)
 
 
 def refresh(known, lookupds):
+    OWNER.kinds = {}
     for number, lookupd in enumerate(lookupds):
         lookupd.address = f"http://{number}.lookupd/"
     found = []
-    known.refresh(found.append)
+    known.refresh(lambda address, producer=None: found.append(address))
     return set(found), len(lookupds) - len(known.failures)
 
 
-def ignore(address):
+def ignore(address, producer=None):
     pass
 
 
@@ -535,7 +538,8 @@ def test_all_nodes_find_named_nsqds_at_once_while_an_nsqlookupd_is_silent():
             return super().nodes()
 
     release, found = Event(), []
-    asking = gevent.spawn(AllNodes([Silent({"producers": [nsqd("b")]}), of(nsqd("a"))]).refresh, found.append)
+    known = AllNodes([Silent({"producers": [nsqd("b")]}), of(nsqd("a"))])
+    asking = gevent.spawn(known.refresh, lambda address, producer: found.append(address))
     wait_until(lambda: found == ["a:4150"])
 
     assert not asking.ready()

@@ -79,7 +79,7 @@ NSQD = {
     *["backofftimer", "http", "httpclient", "logs", "message", "signals", "states", "tls", "transport"],
     *BASE,
 }
-CLIENT = {*NSQD, "discovery", "lifecycle", "lookupd", "nsqd"}
+CLIENT = {*NSQD, "census", "discovery", "lifecycle", "lookupd", "nsqd"}
 # A folder of gnsq: which modules and folders of gnsq its modules may import besides their own.
 FOLDERS = {
     "protocol": {"errors", "options", "texts"},
@@ -94,7 +94,7 @@ FOLDERS = {
     "cli": {*CLIENT, "consumer", "contrib", "dead_letter", "producer", "running"},
     "spark": {
         *["Consumer", "LookupdClient", "Message", "NsqdHTTPClient", "Producer", "PublishResult"],
-        *["addresses", "backofftimer", "cli", "concurrency", "consumer", "contrib"],
+        *["addresses", "backofftimer", "census", "cli", "concurrency", "consumer", "contrib"],
         *["dead_letter", "errors", "finish_all"],
         *["localfiles", "logs", "options", "producer", "protocol", "running", "settings", "startup", "texts"],
     },

@@ -12,11 +12,12 @@ import click
 import gevent
 from gevent.socket import wait_read
 
+from gnsq.census import Counts, short_address
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command, before_signal
 from gnsq.cli.group import Group
-from gnsq.cli.nodes import NodePoller, failures, short_address
-from gnsq.cli.snapshot import Counts, Snapshot
+from gnsq.cli.nodes import NodePoller
+from gnsq.cli.snapshot import Snapshot
 from gnsq.cli.stats import report
 from gnsq.cli.topics import CHANNEL, TOPIC
 from gnsq.concurrency.greenlets import spawn
@@ -120,7 +121,7 @@ def _changing_command(verb: _Verb, kinds: tuple[str, ...]) -> click.Command:
         found = before_signal(stop, poller.poll)
         change = _Change(verb, [names[kind] for kind in kinds], poller, found)
         if (absent := change.absent()) is not None:
-            for failure in failures(found):
+            for failure in found.failures:
                 click.echo(failure, err=True)
             raise click.ClickException(absent)
         if verb.destroys:
@@ -191,7 +192,7 @@ class _Change:
         if self._verb.name == "create":
             topic = self._names[0]
             return f"no nsqd{where} has a topic {topic}: create it first, with gnsq topic create {topic}"
-        if self._verb.name == "delete" and self._names[-1] in self._poller.registered(*self._names[:-1]):
+        if self._verb.name == "delete" and self._names[-1] in self._poller.census.registered(*self._names[:-1]):
             return None
         return f"no nsqd{where} has a {self.name}"
 
@@ -210,8 +211,8 @@ class _Change:
         # Of a deleted topic, consumers must find what is left at an nsqd that does not answer.
         is_deleted_everywhere = self._verb.name == "delete" and not self._found.unreached
         if is_deleted_everywhere or (self._verb.name == "create" and len(self._names) > 1):
-            self._lookupd_results = self._at_all((each.address, each) for each in self._poller.lookupds)
-        self._results = self._at_all((address, self._poller.client(address)) for address in self._targets)
+            self._lookupd_results = self._at_all((each.address, each) for each in self._poller.census.lookupds)
+        self._results = self._at_all((address, self._poller.census.client(address)) for address in self._targets)
 
     def _at_all(self, clients: Iterable[tuple[str, Any]]) -> dict[str, str]:  # Any: a client of nsqd or nsqlookupd
         """Call the method of the verb at the same time. Return, by address, why it failed; empty if it did not."""
@@ -294,7 +295,7 @@ def _list_channels(cluster: Cluster, stop: StopSignals, topic: str) -> int:
 def _list(cluster: Cluster, stop: StopSignals, topic: str | None) -> int:
     poller = NodePoller(cluster, topic)
     snapshot = before_signal(stop, poller.poll)
-    registered = before_signal(stop, poller.registered, *([] if topic is None else [topic]))
+    registered = before_signal(stop, poller.census.registered, *([] if topic is None else [topic]))
     rows = snapshot.topics if topic is None else [channel for each in snapshot.topics for channel in each.channels]
     names = sorted({row.channel or row.topic for row in rows}.union(registered))
     for name in names:

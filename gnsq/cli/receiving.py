@@ -44,9 +44,10 @@ import gevent
 from gevent.event import Event
 
 from gnsq.addresses import parse_address
+from gnsq.census import short_address
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import until_signal
-from gnsq.cli.nodes import NodePoller, failures, short_address
+from gnsq.cli.nodes import NodePoller
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.snapshot import Snapshot
 from gnsq.cli.topics import Topics
@@ -378,7 +379,7 @@ class Receiver:
             self.consumers += [self._make_consumer(name) for name in self._new_topics(poller, snapshot)]
             if not self.consumers:
                 if not snapshot.reached and all(snapshot.lookupds.values()):
-                    raise NSQException(f"no nsqd can be reached: {'; '.join(failures(snapshot))}")
+                    raise NSQException(f"no nsqd can be reached: {'; '.join(snapshot.failures)}")
                 click.echo(f"there are no {self._topics} yet; asking again every {self._topics.refresh:g} s", err=True)
                 return
         findings = [self._find(snapshot, name) for name in self._names()]
@@ -406,7 +407,7 @@ class Receiver:
             raise _Refused(f"topic {self._topics} does not exist, so it has no messages. Nothing was made")
         if self._must_exist and not all(each.exists for each in findings):
             missing = [name for name, each in zip(self._names(), findings, strict=True) if not each.exists]
-            why = "".join(f"; {failure}" for failure in failures(snapshot))
+            why = "".join(f"; {failure}" for failure in snapshot.failures)
             raise _Refused(
                 f"no nsqd has channel {self._channel} of topic {', '.join(missing)}{why}. A look makes none: "
                 "gnsq stats shows those that exist"
@@ -432,7 +433,7 @@ class Receiver:
         click.echo(f"{text} what comes while another message is on its way; --channel NAME gets all", err=True)
 
     def _new_topics(self, poller: NodePoller, snapshot: Snapshot) -> list[str]:
-        names = poller.registered().union(row.topic for row in snapshot.topics)
+        names = poller.census.registered().union(row.topic for row in snapshot.topics)
         return self._topics.matching(names.difference(self._names()))
 
     def _follow_topics(self, poller: NodePoller) -> None:
@@ -604,7 +605,7 @@ class _Refused(click.ClickException):
 def _memory(poller: NodePoller, address: str) -> object:
     """Return an nsqd's mem_queue_size; None if it does not say it."""
     with contextlib.suppress(NSQHttpError):
-        return poller.client(address).config("mem_queue_size")
+        return poller.census.client(address).config("mem_queue_size")
     return None
 
 
@@ -624,7 +625,7 @@ def _check_reachable(cluster: Cluster, snapshot: Snapshot) -> None:
     """
     connects = [spawn("gnsq-connect", _failure_to_connect, cluster, each, on_failure=None) for each in cluster.nsqds]
     gevent.joinall(connects, raise_error=True)
-    errors = [each.value for each in connects] or ([] if snapshot.nodes else list(failures(snapshot)))
+    errors = [each.value for each in connects] or ([] if snapshot.nodes else snapshot.failures)
     if errors and all(errors):
         raise NSQException(f"no nsqd can be reached: {'; '.join(errors)}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from rich.live import Live
 
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command, before_signal, until_signal
-from gnsq.cli.nodes import NodePoller, failures
+from gnsq.cli.nodes import NodePoller
 from gnsq.cli.parameters import PAUSE
 from gnsq.cli.progress import handing_over
 from gnsq.cli.snapshot import Snapshot
@@ -101,8 +100,6 @@ def stats(
     by_nsqd: bool,
 ) -> int:  # the text of --help is above
     console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH, highlight=False)
-    # The table shows failures of nsqlookupds.
-    logging.getLogger("gnsq.discovery").setLevel(logging.ERROR)
     poller = NodePoller(cluster, topic, channel)
     table = functools.partial(StatsView, sort=sort, reverse=reverse, by_nsqd=by_nsqd)
     if watch is not None and not as_json:
@@ -145,7 +142,7 @@ def _resume(live: Live) -> None:
 
 def report(snapshot: Snapshot, topic: str | None, channel: str | None) -> int:
     """Write to stderr what is missing, and why. Return the exit status."""
-    for failure in failures(snapshot):
+    for failure in snapshot.failures:
         click.echo(failure, err=True)
     if not snapshot.reached:
         click.echo("Error: no nsqd could be reached", err=True)

@@ -11,8 +11,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from gnsq.cli.nodes import failures, short_address
-from gnsq.cli.snapshot import Counts, Node, NodeStats, Row, Snapshot
+from gnsq.census import Counts, Node, NodeStats, short_address
+from gnsq.cli.snapshot import Row, Snapshot
 from gnsq.texts import counted, printable
 
 __all__ = ["SORTS", "StatsView"]
@@ -134,7 +134,7 @@ class StatsView:
         if self.snapshot.reached:
             yield self._summary()
         if self.has_failures:
-            yield from (Text(failure, style="red") for failure in failures(self.snapshot))
+            yield from (Text(failure, style="red") for failure in self.snapshot.failures)
         if lines := list(self._lines()):
             cells, name_width, left_out = self._cells(lines, options)
             yield self._table(lines, cells, name_width, options)

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gnsq.cli.nodes import failures
 from gnsq.cli.snapshot import Row, Snapshot
 from gnsq.protocol.names import is_ephemeral
 from gnsq.texts import counted
@@ -52,7 +51,7 @@ def find(snapshot: Snapshot, topic: str, channel: str, nsqds: Collection[str]) -
     if row is not None and (waiting := _without_channel(row)):
         return _first_channel(row, channel, waiting)
     if is_ephemeral(channel) and not is_known:
-        why = "; ".join(failures(snapshot))
+        why = "; ".join(snapshot.failures)
         return Finding(f"not known whether messages wait for the first channel of topic {topic}: {why}", False, True)
     if row is not None:
         return _one_of_several(row, channel)
@@ -60,7 +59,7 @@ def find(snapshot: Snapshot, topic: str, channel: str, nsqds: Collection[str]) -
         where = " on the nsqds that have answered" if snapshot.unreached else ""
         then = "nsqd creates it" if nsqds else "this waits for an nsqd that has it"
         return Finding(f"topic {topic} does not exist{where}; {then}", has_no_topic=not snapshot.unreached)
-    return Finding(f"not known whether topic {topic} exists: {'; '.join(failures(snapshot))}", is_known=False)
+    return Finding(f"not known whether topic {topic} exists: {'; '.join(snapshot.failures)}", is_known=False)
 
 
 def _have_all_answered(snapshot: Snapshot) -> bool:

@@ -12,20 +12,16 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
-from gevent.pool import Group
-
-from gnsq.addresses import Addresses, format_address
+from gnsq.addresses import Addresses
 from gnsq.backofftimer import BackoffPhase
+from gnsq.census import Census
 from gnsq.concurrency.hub_thread import HubThread
-from gnsq.discovery import AllNodes, parse_lookupds
-from gnsq.errors import NSQHttpError
 from gnsq.httpclient import HttpOptionsDict
-from gnsq.nsqd import NsqdHTTPClient
-from gnsq.protocol.names import checked_names
+from gnsq.protocol.names import is_ephemeral
 from gnsq.stats import (
     ConnectionStats,
     ConsumerStats,
@@ -183,9 +179,8 @@ def _filled(family: _Family, values: dict[tuple[str, ...], Any]) -> Any:  # Any:
 # Seconds. By default Prometheus waits 10 s for a scrape, which may ask an nsqlookupd and then the nsqds.
 NSQD_TIMEOUT = 4.0
 
-# Metrics of an nsqd, of its topics and of their channels: kind, name, meaning, key of the statistics.
-_NSQD: dict[str, list[tuple[str, str, str, str | None]]] = {
-    "nsqd": [("gauge", "up", "1 if the nsqd answers.", None)],
+# Metrics of the topics of an nsqd and of their channels: kind, name, meaning, key of the statistics.
+_NSQD = {
     "topic": [
         ("gauge", "topic_depth", "Messages of a topic that no channel has yet.", "depth"),
         ("counter", "topic_messages", "Messages that were published to a topic.", "message_count"),
@@ -198,16 +193,19 @@ _NSQD: dict[str, list[tuple[str, str, str, str | None]]] = {
         ("counter", "channel_messages", "Messages that came into a channel.", "message_count"),
         ("counter", "channel_requeued", "Messages that consumers have requeued.", "requeue_count"),
         ("counter", "channel_timed_out", "Messages that timed out.", "timeout_count"),
-        ("gauge", "channel_clients", "Consumers of a channel.", None),
+        ("gauge", "channel_clients", "Consumers of a channel.", "client_count"),
         ("gauge", "channel_paused", "1 if the channel is paused.", "paused"),
     ],
 }
-_NSQD_LABELS = {"nsqd": ("nsqd",), "topic": ("nsqd", "topic"), "channel": ("nsqd", "topic", "channel")}
+_NSQD_LABELS = {"topic": ("nsqd", "topic"), "channel": ("nsqd", "topic", "channel")}
 _NSQD_FAMILIES = {
     name: _Family(kind, f"nsqd_{name}", _NSQD_LABELS[level], meaning)
     for level, table in _NSQD.items()
     for kind, name, meaning, _ in table
-} | {"lookupd_up": _Family("gauge", "nsqlookupd_up", ("nsqlookupd",), "1 if the nsqlookupd answers.")}
+} | {
+    "up": _Family("gauge", "nsqd_up", ("nsqd",), "1 if the nsqd answers."),
+    "lookupd_up": _Family("gauge", "nsqlookupd_up", ("nsqlookupd",), "1 if the nsqlookupd answers."),
+}
 
 
 class NsqdCollector:
@@ -239,16 +237,10 @@ class NsqdCollector:
         *,
         http_options: HttpOptionsDict | None = None,
     ) -> None:
-        self._options: HttpOptionsDict = {"timeout": NSQD_TIMEOUT, **(http_options or {})}
-        lookupds = parse_lookupds(lookupd_http_addresses, self._options)
         addresses = [nsqd_http_addresses] if isinstance(nsqd_http_addresses, str) else nsqd_http_addresses
-        self._given = [NsqdHTTPClient.from_url(address, **self._options) for address in addresses]
-        if not self._given and not lookupds:
+        self._census = Census(addresses, lookupd_http_addresses, {"timeout": NSQD_TIMEOUT, **(http_options or {})})
+        if not self._census.lookupds and not addresses:
             raise ValueError("NsqdCollector has no address: give nsqd_http_addresses or lookupd_http_addresses")
-        self._lookupds = lookupds
-        self._nodes = AllNodes(lookupds, port="http_port")
-        # Clients of the nsqds that nsqlookupds name, by address.
-        self._found: dict[str, NsqdHTTPClient] = {}
         self._thread = HubThread("gnsq-nsqd-collector")
 
     def close(self) -> None:
@@ -265,56 +257,22 @@ class NsqdCollector:
 
     def _collect(self) -> list[Any]:
         families = {name: family.make() for name, family in _NSQD_FAMILIES.items()}
-        self._find_nsqds()
-        for lookupd in self._lookupds:
-            is_up = lookupd.address not in self._nodes.failures
-            families["lookupd_up"].add_metric((format_address(lookupd.host, lookupd.port),), is_up)
-        nsqds = {format_address(client.host, client.port): client for client in (*self._given, *self._found.values())}
-        answers = Group().map(_samples_of, nsqds.values())
-        for address, samples in zip(nsqds, answers, strict=True):
-            families["up"].add_metric((address,), samples is not None)
-            for name, labels, value in samples or ():
-                families[name].add_metric((address, *labels), value)
+        polled = self._census.poll()
+        for address, error in polled.lookupds.items():
+            families["lookupd_up"].add_metric((_host_and_port(address),), not error)
+        for node in polled.nodes:
+            families["up"].add_metric((_host_and_port(node.address),), node.stats is not None)
+        for node in polled.reached:
+            for names, counts in node.counts.items():
+                if any(map(is_ephemeral, names)):
+                    continue
+                level = "channel" if names[1] else "topic"
+                labels = (_host_and_port(node.address), *filter(None, names))
+                for _, name, _, key in _NSQD[level]:
+                    if counts[key] is not None:
+                        families[name].add_metric(labels, counts[key])
         return list(families.values())
 
-    def _find_nsqds(self) -> None:
-        new, gone = self._nodes.refresh()
-        for address in new:
-            self._found[address] = NsqdHTTPClient.from_url(address, **self._options)
-        for address in gone:
-            self._found.pop(address).close()
 
-
-# Name of a metric, its labels after that of the nsqd, and its value.
-_NsqdSample = tuple[str, tuple[str, ...], float]
-
-
-def _samples_of(client: NsqdHTTPClient) -> list[_NsqdSample] | None:
-    """Return the values of an nsqd's topics and channels; None if it does not answer, or another server does."""
-    try:
-        topics = client.stats(include_clients=False, include_mem=False)["topics"] or []
-        return [sample for topic in topics for sample in _topic_samples(topic)]
-    except (NSQHttpError, AttributeError, KeyError, TypeError, ValueError):  # the server may send any JSON
-        return None
-
-
-def _topic_samples(topic: Mapping[str, Any]) -> Iterator[_NsqdSample]:  # Any: JSON
-    (name,) = checked_names([topic["topic_name"]], "topic")
-    if name.endswith("#ephemeral"):
-        return
-    yield from _level_samples("topic", (name,), topic)
-    for channel in topic["channels"] or ():
-        (channel_name,) = checked_names([channel["channel_name"]], "channel")
-        if not channel_name.endswith("#ephemeral"):
-            labels = (name, channel_name)
-            yield from _level_samples("channel", labels, channel)
-            # nsqd before 1.2 has no client_count, and sends the list of clients in any case.
-            yield "channel_clients", labels, float(channel.get("client_count", len(channel.get("clients") or ())))
-
-
-def _level_samples(level: str, labels: tuple[str, ...], statistics: Mapping[str, Any]) -> Iterator[_NsqdSample]:
-    # Any: JSON
-    for _, name, _, key in _NSQD[level]:
-        # Old servers do not send all keys.
-        if key is not None and key in statistics:
-            yield name, labels, float(statistics[key])
+def _host_and_port(url: str) -> str:
+    return urlsplit(url).netloc

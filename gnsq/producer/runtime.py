@@ -373,7 +373,7 @@ class ProducerRuntime(ConnectionListener):
 
     def _query_lookupds(self) -> None:
         # refresh() calls add() as soon as a response names an nsqd: other nsqlookupds may take long to respond.
-        _, gone = self._nodes.refresh(self.add)
+        _, gone = self._nodes.refresh(lambda address, _: self.add(address))
         gone.difference_update(self._producer.addresses)
         for address in gone:
             self._producer.log_owner.log(logger, nsqd=address).info("no nsqlookupd names it any more")

@@ -3,7 +3,6 @@
 import dataclasses
 import fcntl
 import io
-import math
 import os
 import pty
 import select
@@ -18,7 +17,8 @@ import pytest
 from rich.console import Console
 
 from gnsq import NsqdHTTPClient
-from gnsq.cli.snapshot import Node, NodeStats, Snapshot, parse_stats, set_rates
+from gnsq.census import Node, NodeStats, parse_stats
+from gnsq.cli.snapshot import Snapshot, set_rates
 from gnsq.cli.table import StatsView
 from tests.cli.programs import servers_of, signalled_when
 from tests.helpers import LIMIT, child, peer, refused_port
@@ -304,37 +304,6 @@ RATES = [
 @pytest.mark.parametrize(("before", "now", "expected"), RATES)
 def test_rates_are_never_negative_and_unknown_after_a_restart(before, now, expected):
     assert rates(stats_of(**before), stats_of(**now)) == expected
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        pytest.param([], id="list"),
-        pytest.param({}, id="no topics"),
-        pytest.param({"topics": 3}, id="topics are no list"),
-        pytest.param({"topics": [{"topic_name": "t", "depth": "1"}]}, id="depth is no number"),
-        pytest.param({"topics": [{"channels": []}]}, id="topic without a name"),
-        *(
-            pytest.param({"topics": [{"topic_name": "t", "channels": [{"channel_name": "c", name: number}]}]})
-            for name in ("depth", "message_count", "timeout_count", "client_count")
-            for number in (10**400, 2**63, 1.5, math.nan, math.inf, "1", None, [], True)
-        ),
-        pytest.param({"topics": [], "start_time": 10**400}, id="start in 10^393 years"),
-        pytest.param({"topics": [], "version": [[1]]}, id="version is no text"),
-    ],
-)
-def test_answer_of_another_server_is_refused(answer):
-    with pytest.raises(ValueError, match="answer is not nsqd's"):
-        parse_stats(answer)
-
-
-def test_clients_are_counted_if_the_server_has_no_count():
-    channel = {"channel_name": "c", "clients": [{}, {}]}
-    stats = parse_stats(
-        {"topics": [{"topic_name": "t", "channels": [channel, {"channel_name": "d", "clients": None}]}]}
-    )
-
-    assert [stats.counts["t", channel]["client_count"] for channel in "cd"] == [2, None]
 
 
 # --- the table

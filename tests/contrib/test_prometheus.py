@@ -366,14 +366,8 @@ def test_nsqd_collector_counts_clients_and_leaves_out_ephemeral_names(fakensqd, 
     assert list(nsqd_values(collector, "nsqd_topic_depth")) == [(fakensqd.http_address, "t")]
 
 
-OTHERS = [
-    pytest.param(b'{"topics": [{"topic_name": "t", "depth": "many", "channels": []}]}', id="number"),
-    pytest.param(b'{"topics": [{"topic_name": "x{y}", "channels": []}]}', id="name"),
-]
-
-
-@pytest.mark.parametrize("body", OTHERS)
-def test_nsqd_collector_shows_another_server_as_down_and_the_nsqds_nevertheless(fakensqd, collect_nsqds, body):
+def test_nsqd_collector_shows_another_server_as_down_and_the_nsqds_nevertheless(fakensqd, collect_nsqds):
+    body = b'{"topics": [{"topic_name": "t", "depth": "many", "channels": []}]}'
     json = b"Content-Type: application/json"
 
     def answer(connection):

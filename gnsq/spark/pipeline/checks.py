@@ -8,14 +8,12 @@ import logging
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
 from pathlib import Path
 
-from gnsq import LookupdClient, NsqdHTTPClient
-from gnsq.addresses import checked_address
+from gnsq.census import Census, Poll
 from gnsq.errors import NSQException
 from gnsq.localfiles import make_directory
-from gnsq.protocol.names import checked_names
 from gnsq.spark.clients import connection_keywords, http_keywords
 from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.offsets import may_follow
@@ -29,7 +27,7 @@ from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted, reason_of, without_secrets
 
-__all__ = ["Survey", "check_nsq", "check_places", "check_work", "create_channels", "note_queries", "survey"]
+__all__ = ["check_nsq", "check_places", "check_work", "create_channels", "note_queries", "survey"]
 
 logger = logging.getLogger(__name__)
 
@@ -194,75 +192,33 @@ def _servers(settings: JobSettings) -> str:
 def _channels(settings: JobSettings) -> tuple[dict[tuple[str, str], int], bool]:
     """Return the depths of the channels of all nsqds, by topic and channel. The second value is False if an nsqd may be
     missing."""
-    found: dict[tuple[str, str], int] = {}
-    http = http_keywords(settings.queries[0].read_options)
-    addresses, is_complete = list(settings.nsqd_http_addresses), settings.is_asked
-    if not addresses:
-        nsqds = survey(settings)
-        addresses, is_complete = sorted(nsqds.addresses), is_complete and not nsqds.failures
-    for address in addresses:
-        client = NsqdHTTPClient.from_url(address, **http)
-        try:
-            for topic in client.stats()["topics"] or ():
-                for channel in topic["channels"] or ():
-                    key = topic["topic_name"], channel["channel_name"]
-                    found[key] = found.get(key, 0) + channel["depth"]
-        except NSQException as error:
-            logger.warning("%s", error)
-            is_complete = False
-        finally:
-            client.close()
-    return found, is_complete
+    with closing(_census(settings)) as census:
+        found = census.poll()
+    for failure in found.failures:
+        logger.warning("%s", failure)
+    depths: dict[tuple[str, str], int] = {}
+    for node in found.reached:
+        for key, counts in node.counts.items():
+            if key[1]:
+                depths[key] = depths.get(key, 0) + counts["depth"]
+    return depths, settings.is_asked and not found.failures
 
 
 # --- nsqd and nsqlookupd
 
 
-@dataclass(slots=True)
-class Survey:
-    """What was found over HTTP.
-
-    Attributes:
-        asked: Number of nsqds and nsqlookupds.
-        failures: Errors of those that failed.
-        topics: All topics.
-        addresses: HTTP addresses of the nsqds that nsqlookupds know.
-    """
-
-    asked: int = 0
-    failures: list[str] = field(default_factory=list)
-    topics: set[str] = field(default_factory=set)
-    addresses: set[str] = field(default_factory=set)
-
-
-def survey(settings: JobSettings) -> Survey:
-    """Ask all nsqds and nsqlookupds of the settings for their topics."""
+def _census(settings: JobSettings) -> Census:
     http = http_keywords(settings.queries[0].read_options)
-    found = Survey()
-    clients: list[NsqdHTTPClient | LookupdClient] = [
-        *(NsqdHTTPClient.from_url(address, **http) for address in settings.nsqd_http_addresses),
-        *(LookupdClient.from_url(address, **http) for address in settings.lookupd_http_addresses),
-    ]
-    for client in clients:
-        found.asked += 1
-        try:
-            if isinstance(client, LookupdClient):
-                nodes = client.nodes()["producers"] or ()
-                found.addresses |= {checked_address(node["broadcast_address"], node["http_port"]) for node in nodes}
-                topics = [topic for node in nodes for topic in node["topics"] or ()]
-            else:
-                topics = [topic["topic_name"] for topic in client.stats()["topics"] or ()]
-            found.topics |= set(checked_names(topics, "topic"))
-        except NSQException as error:
-            found.failures.append(str(error))
-        except ValueError as error:
-            found.failures.append(f"{client.address}: {error}")
-        finally:
-            client.close()
-    return found
+    return Census(settings.nsqd_http_addresses, settings.lookupd_http_addresses, http)
 
 
-def check_nsq(settings: JobSettings, found: Survey, *, once: bool, new_topic: bool = False) -> None:
+def survey(settings: JobSettings) -> Poll:
+    """Ask all nsqds and nsqlookupds of the settings for their topics."""
+    with closing(_census(settings)) as census:
+        return census.poll(is_wanted=lambda topics: False)
+
+
+def check_nsq(settings: JobSettings, found: Poll, *, once: bool, new_topic: bool = False) -> None:
     """Check that an nsqd or nsqlookupd answers and has the topics. Without once, only warn if none answers.
 
     A topic that the job has read before may be gone: then there is nothing to read of it.
@@ -274,7 +230,8 @@ def check_nsq(settings: JobSettings, found: Survey, *, once: bool, new_topic: bo
         JobFailed: If no nsqd has a topic, new_topic is False, and the job has not read the topic before (without
             once: only if all answer); with once, also if none answers.
     """
-    if found.failures and len(found.failures) == found.asked:
+    has_answered = bool(found.reached) or not all(found.lookupds.values())
+    if found.failures and not has_answered:
         failures = "; ".join(found.failures)
         reason = f"no answer of {_asked(settings)}: {failures}: start what is down, or correct the addresses"
         if once:
@@ -283,8 +240,8 @@ def check_nsq(settings: JobSettings, found: Survey, *, once: bool, new_topic: bo
         return
     for failure in found.failures:
         logger.warning("%s", failure)
-    missing = [topic for topic in _named_topics(settings) if topic not in found.topics]
-    if not found.asked or not missing:
+    missing = [topic for topic in _named_topics(settings) if topic not in found.topic_names]
+    if not (has_answered and missing):
         return
     unknown = [topic for topic in missing if not _has_begun(settings, topic)]
     if unknown and not new_topic and (once or not found.failures):
@@ -296,8 +253,8 @@ def _named_topics(settings: JobSettings) -> list[str]:
     return list(dict.fromkeys(topic for table in settings.tables.values() for topic in table.topics))
 
 
-def _unknown(settings: JobSettings, topics: Sequence[str], found: Survey) -> str:
-    close = [name for topic in topics for name in difflib.get_close_matches(topic, found.topics, 3)]
+def _unknown(settings: JobSettings, topics: Sequence[str], found: Poll) -> str:
+    close = [name for topic in topics for name in difflib.get_close_matches(topic, found.topic_names, 3)]
     near = f", near it are {', '.join(dict.fromkeys(close))}" if close else ""
     tables = [f"[tables.{table.name}]" for table in settings.tables.values() if {*topics} & {*table.topics}]
     return (
@@ -351,7 +308,7 @@ def _try_create(settings: JobSettings, *, new_topic: bool) -> str:
     """Create the channels. Return the reason if that fails, otherwise ""."""
     found = survey(settings)
     new = [topic for topic in _named_topics(settings) if not (new_topic or _has_begun(settings, topic))]
-    if unknown := [topic for topic in new if topic not in found.topics]:
+    if unknown := [topic for topic in new if topic not in found.topic_names]:
         if not found.failures:
             raise JobFailed(_unknown(settings, unknown, found))
         return "; ".join(found.failures)

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import gevent
 
-from gnsq import LookupdClient, NsqdHTTPClient
-from gnsq.addresses import checked_address, format_address, is_unix
+from gnsq import NsqdHTTPClient
+from gnsq.census import Census, Node, Poll
 from gnsq.concurrency.greenlets import run_until_done, spawn
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.errors import NSQException, NSQHttpError
@@ -46,20 +47,13 @@ class ChannelClient:
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._http = http_keywords(options)
-        self._configured = {address: self._make_client(address) for address in options.nsqd_http_addresses}
-        # Configured address -> the address that the nsqd advertises.
-        self._advertised: dict[str, str] = {}
-        # Clients of the nsqds that nsqlookupd knows, kept so that their connections are used again.
-        self._found: dict[str, NsqdHTTPClient] = {}
-        # True if an nsqlookupd has named any nsqd in the last round of requests.
-        self._knows_nsqds = False
-        self._lookupds = [LookupdClient.from_url(address, **self._http) for address in options.lookupd_http_addresses]
+        http = http_keywords(options)
+        self._census = Census(options.nsqd_http_addresses, options.lookupd_http_addresses, http)
 
     @property
     def has_http(self) -> bool:
         """True if an HTTP address of nsqd or nsqlookupd is configured, so that the depth can be asked for."""
-        return bool(self._configured or self._lookupds)
+        return bool(self._options.nsqd_http_addresses or self._options.lookupd_http_addresses)
 
     def create(self) -> None:
         """Create topics and channel at each configured nsqd; at other nsqds, create the channel in existing topics.
@@ -73,33 +67,34 @@ class ChannelClient:
         Raises:
             NSQHttpError: If an nsqd, or each nsqlookupd, fails. Known nsqds without a failure have the channel then.
         """
-        nsqds, failures = self._topics_by_nsqd()
-        if missing := set(self._options.topics).difference(*nsqds.values()):
+        polled = self._poll()
+        if missing := set(self._options.topics).difference(*(self._topics_of(node) for node in polled.nodes)):
             self._register(missing)
-            nsqds, failures = self._topics_by_nsqd()  # an nsqd may have got the topic just before
-        for address, topics in nsqds.items():
-            nsqd = self._client_of(address)
+            polled = self._poll()  # an nsqd may have got the topic just before
+        failures = self._failures(polled)
+        for node in polled.reached:
+            nsqd = self._census.client(node.address)
             try:
-                for topic in topics:
-                    if address in self._configured:
+                for topic in self._topics_of(node):
+                    if node.registered is None:
                         nsqd.create_topic(topic)
-                    self._create_channels(nsqd, topic, self._options.others_of(topic))
+                    self._create_channels(nsqd, node, topic, self._options.others_of(topic))
             except NSQHttpError as error:
-                failures.append(error)
+                failures.append(str(error))
         if failures:
-            raise failures[0]
+            raise NSQHttpError(failures[0])
 
     def _register(self, topics: Iterable[str]) -> None:
-        for lookupd in self._lookupds:
-            # An nsqlookupd that is down is a failure of _topics_by_nsqd(), unless another one has responded.
+        for lookupd in self._census.lookupds:
+            # An nsqlookupd that is down is a failure of _poll(), unless another one has responded.
             with contextlib.suppress(NSQHttpError):
                 for topic in topics:
                     if others := self._options.others_of(topic):
                         for channel in (self._options.channel, *others):
                             lookupd.create_channel(topic, channel)
 
-    def _create_channels(self, nsqd: NsqdHTTPClient, topic: str, others: Sequence[str]) -> None:
-        found = [each["channel_name"] for stats in nsqd.stats(topic)["topics"] or () for each in stats["channels"]]
+    def _create_channels(self, nsqd: NsqdHTTPClient, node: Node, topic: str, others: Sequence[str]) -> None:
+        found = [channel for its_topic, channel in node.counts if its_topic == topic and channel]
         must_pause = (bool(others) and not found) or _UNFINISHED in found
         if must_pause:
             nsqd.pause_topic(topic)
@@ -123,114 +118,51 @@ class ChannelClient:
         Raises:
             NSQHttpError: If an nsqd, or each nsqlookupd, fails (if partial: if no nsqd responds), or no nsqd is known.
         """
-        nsqds, failures = self._topics_by_nsqd()
-        found: list[Depth] = []
-        for address, topics in nsqds.items():
-            try:
-                found += self._depths_at(address, topics)
-            except NSQHttpError as error:
-                failures.append(error)
+        polled = self._poll()
+        failures = self._failures(polled)
         # An nsqlookupd that was just started knows no nsqd: then it is not known whether there are messages.
-        if not nsqds and not failures and not (may_be_missing and self._knows_nsqds):
+        if not failures and not polled.reached and not (may_be_missing and polled.nodes):
             wanted = "that fits topicPattern" if self._options.topic_pattern else repr(self._options.topic)
-            failures.append(NSQHttpError(f"no nsqlookupd names an nsqd with a topic {wanted}: does it exist yet?"))
-        if failures and not (partial and found):
-            raise failures[0]
-        return functools.reduce(Depth.plus, found, Depth(0, 0, 0, exact=not failures))
+            failures.append(f"no nsqlookupd names an nsqd with a topic {wanted}: does it exist yet?")
+        if failures and not (partial and polled.reached):
+            raise NSQHttpError(failures[0])
+        depths = [self._depth_at(node) for node in polled.reached]
+        return functools.reduce(Depth.plus, depths, Depth(0, 0, 0, exact=not failures))
 
-    def _depths_at(self, address: str, topics: Sequence[str]) -> list[Depth]:
-        """Ask an nsqd for the depths of topics and of their channel. An empty depth says that it has responded."""
-        # Ask for the topic, not for the channel: nsqd would omit a topic without the channel, but the topic's own depth
-        # counts, too.
-        stats = self._client_of(address).stats(topics[0] if len(topics) == 1 else None)
-        found = [Depth(0, 0, 0)]
-        try:
-            for topic in stats["topics"] or ():
-                if topic["topic_name"] not in topics:
-                    continue
-                found.append(Depth(topic["depth"], 0, 0))
-                for channel in topic["channels"]:
-                    if channel["channel_name"] == self._options.channel:
-                        # nsqd before 1.2 has no client_count.
-                        count = channel.get("client_count")
-                        subscribers = len(channel["clients"] or ()) if count is None else count
-                        depth = (channel["depth"], channel["in_flight_count"], channel["deferred_count"], subscribers)
-                        found.append(Depth(*depth))
-        except (KeyError, TypeError) as error:
-            raise NSQHttpError(f"{address}: /stats is not nsqd's: {error!r}") from error
-        return found
+    def _depth_at(self, node: Node) -> Depth:
+        """Return the sum of the depths at an nsqd: of the channel, and of the topics themselves."""
+        topics = self._topics_of(node)
+        total: Counter[str] = Counter()
+        for (topic, channel), counts in node.counts.items():
+            if topic in topics and channel in ("", self._options.channel):
+                for key, number in counts.items():
+                    total[key] += number or 0
+        return Depth(total["depth"], total["in_flight_count"], total["deferred_count"], total["client_count"])
 
     def close(self) -> None:
         """Close the connections."""
-        for client in (*self._configured.values(), *self._found.values(), *self._lookupds):
-            client.close()
+        self._census.close()
 
-    def _topics_by_nsqd(self) -> tuple[dict[str, list[str]], list[NSQHttpError]]:
-        """Find out which nsqds to ask about which topics.
+    # --- which nsqds are asked
 
-        Returns:
-            Topics by HTTP address, and failures of nsqlookupds. No failures if one nsqlookupd has responded and an nsqd
-            is known, since each nsqlookupd knows all nsqds.
-        """
-        nsqds = {address: list(self._options.topics) for address in self._configured}
-        failures: list[NSQHttpError] = []
-        self._knows_nsqds = False
-        for lookupd in self._lookupds:
-            try:
-                nsqds = self._topics_of_lookupd(lookupd) | nsqds
-            except NSQHttpError as error:
-                failures.append(error)
-        return nsqds, failures if len(failures) == len(self._lookupds) or not nsqds else []
+    def _poll(self) -> Poll:
+        """Ask the nsqds that the options name, and those that nsqlookupds name with a topic of the options."""
+        # Ask for the topic, not for the channel: nsqd would omit a topic without the channel, but the topic's own depth
+        # counts, too.
+        topics = self._options.topics
+        only = topics[0] if len(topics) == 1 else None
+        return self._census.poll(only, is_wanted=lambda names: bool(matching_topics(self._options, names)))
 
-    def _topics_of_lookupd(self, lookupd: LookupdClient) -> dict[str, list[str]]:
-        """Ask nsqlookupd for nsqds and those of their topics that the options select. Configured nsqds are left out."""
-        found: dict[str, list[str]] = {}
-        nodes = lookupd.nodes()
-        try:
-            for node in nodes["producers"] or ():
-                self._knows_nsqds = True
-                topics = matching_topics(self._options, _topics_of_node(node))
-                address = _address_of_node(node)
-                if topics and address not in self._advertised_addresses():
-                    found[address] = topics
-        except (KeyError, TypeError, ValueError) as error:
-            raise NSQHttpError(f"{lookupd}: /nodes is not nsqlookupd's: {error!r}") from error
-        return found
+    def _topics_of(self, node: Node) -> list[str]:
+        return matching_topics(self._options, self._options.topics if node.registered is None else node.registered)
 
-    def _advertised_addresses(self) -> set[str]:
-        """Ask the configured nsqds for the addresses that nsqlookupd has of them, so that none is counted twice."""
-        for address, client in self._configured.items():
-            if address not in self._advertised:
-                # If an nsqd is down, this address stays unknown, and nsqlookupd may name the nsqd a second time. That
-                # does no harm: no request to this nsqd succeeds.
-                with contextlib.suppress(NSQHttpError, KeyError):
-                    info = client.info()
-                    self._advertised[address] = format_address(info["broadcast_address"], info["http_port"])
-        return set(self._advertised.values())
-
-    def _client_of(self, address: str) -> NsqdHTTPClient:
-        client = self._configured.get(address) or self._found.get(address)
-        if client is None:
-            client = self._found[address] = self._make_client(address)
-        return client
-
-    def _make_client(self, address: str) -> NsqdHTTPClient:
-        return NsqdHTTPClient.from_url(address, **self._http)
-
-
-def _topics_of_node(node: dict[str, Any]) -> list[str]:  # Any: JSON
-    """List the topics of an nsqd, except those that a tombstone hides."""
-    topics = node["topics"] or ()
-    tombstones = node.get("tombstones") or [False] * len(topics)
-    return [topic for topic, hidden in zip(topics, tombstones, strict=True) if not hidden]
-
-
-def _address_of_node(node: dict[str, Any]) -> str:  # Any: JSON
-    """Return the HTTP address of an nsqd. ValueError or TypeError if it is not a valid address."""
-    host, port = node["broadcast_address"], node["http_port"]
-    if not isinstance(host, str) or is_unix(host):
-        raise ValueError(f"broadcast_address {host!r} is neither a host name nor an IP address")
-    return checked_address(host, port)
+    def _failures(self, polled: Poll) -> list[str]:
+        """Say why servers have failed. One nsqlookupd that has responded suffices if an nsqd is known, since each
+        knows all nsqds."""
+        is_known = polled.unreached or polled.reached
+        if is_known and not all(polled.lookupds.values()):
+            polled = dataclasses.replace(polled, lookupds={})
+        return polled.failures
 
 
 class ChannelMonitor:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from gnsq.census import Node, NodeStats, Poll
 from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.pipeline.checks import (
-    Survey,
     check_nsq,
     check_places,
     check_work,
@@ -170,27 +170,33 @@ def test_topics_are_found_at_nsqd_and_nsqlookupd(fakecluster, tmp_path):
         lookupd_http_addresses=lookupds,
     )
 
-    wait_for(lambda: survey(settings).topics == {"here", "there"})
-    found = survey(settings)
-    assert (found.asked, len(found.failures)) == (2 + len(lookupds), 1)
-    assert found.addresses == {nsqd.http_address for nsqd in fakecluster.nsqds}
+    wait_for(lambda: survey(settings).topic_names == {"here", "there"})
+    assert len(survey(settings).failures) == 1
 
 
-NOBODY = Survey(1, ["127.0.0.1:1: refused"])
+def answers(*topics, failing=()):
+    """Make the answers of an nsqd with these topics, and of others that fail."""
+    counts = {(topic, ""): {} for topic in topics}
+    failed = [Node(address, error=error) for address, error in failing]
+    return Poll((Node("http://b:4151/", NodeStats("", "", None, counts)), *failed), {})
+
+
+NOBODY = Poll((Node("http://127.0.0.1:1/", error="refused"),), {})
+GONE = [("http://a:4151/", "gone")]
 
 
 def test_run_for_ever_waits_for_who_does_not_answer_and_one_that_ends_fails(tmp_path, caplog):
     settings = job(tmp_path, nsqd_http_addresses=("127.0.0.1:1",))
     check_nsq(settings, NOBODY, once=False)
-    assert "no answer of nsqd_http_addresses: 127.0.0.1:1: refused: start what is down, or correct" in caplog.text
-    with pytest.raises(JobFailed, match="no answer of nsqd_http_addresses: 127"):
+    assert "no answer of nsqd_http_addresses: nsqd 127.0.0.1:1: refused: start what is down, or correct" in caplog.text
+    with pytest.raises(JobFailed, match="no answer of nsqd_http_addresses: nsqd 127"):
         check_nsq(settings, NOBODY, once=True)
 
 
 @pytest.mark.parametrize("once", [False, True])
 def test_topic_that_nobody_has_is_refused_unless_it_is_still_to_come(tmp_path, caplog, once):
     settings = job(tmp_path, nsqd_http_addresses=("a:4151",), lookupd_http_addresses=("b:4161",))
-    others = Survey(2, [], {"click", "orders"})
+    others = answers("click", "orders")
 
     with pytest.raises(
         JobFailed,
@@ -199,7 +205,7 @@ def test_topic_that_nobody_has_is_refused_unless_it_is_still_to_come(tmp_path, c
     ):
         check_nsq(settings, others, once=once)
     with pytest.raises(JobFailed, match="has the topic clicks: correct"):
-        check_nsq(settings, Survey(2), once=once)
+        check_nsq(settings, answers(), once=once)
     check_nsq(settings, others, once=once, new_topic=True)
 
     assert "no nsqd has the topic clicks; waiting for it" in caplog.text
@@ -210,25 +216,25 @@ def test_topic_that_the_job_has_read_before_may_be_gone(tmp_path, once):
     settings = job(tmp_path, *COUNTED, nsqd_http_addresses=("a:4151",))
     claim_spools(settings)
 
-    check_nsq(settings, Survey(1), once=once)
+    check_nsq(settings, answers(), once=once)
     with pytest.raises(JobFailed, match=r"no nsqd of .* has the topic clcks"):
-        check_nsq(job(tmp_path, table(topics=("clcks",)), nsqd_http_addresses=("a:4151",)), Survey(1), once=once)
+        check_nsq(job(tmp_path, table(topics=("clcks",)), nsqd_http_addresses=("a:4151",)), answers(), once=once)
 
 
 def test_nsqd_that_does_not_answer_may_have_the_topic(tmp_path):
-    check_nsq(job(tmp_path), Survey(2, ["a: gone"], {"orders"}), once=False)
+    check_nsq(job(tmp_path), answers("orders", failing=GONE), once=False)
     with pytest.raises(JobFailed, match="no nsqd"):
-        check_nsq(job(tmp_path), Survey(2, ["a: gone"], {"orders"}), once=True)
+        check_nsq(job(tmp_path), answers("orders", failing=GONE), once=True)
 
 
 def test_all_is_well(tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
-    check_nsq(job(tmp_path), Survey(1, [], {"clicks"}), once=True)
-    check_nsq(job(tmp_path), Survey(), once=False)
+    check_nsq(job(tmp_path), answers("clicks"), once=True)
+    check_nsq(job(tmp_path), Poll((), {}), once=False)
     assert caplog.text == ""
-    check_nsq(job(tmp_path), Survey(2, ["a: gone"], {"clicks"}), once=True)
+    check_nsq(job(tmp_path), answers("clicks", failing=GONE), once=True)
 
-    assert "a: gone" in caplog.text
+    assert "nsqd a:4151: gone" in caplog.text
 
 
 # --- channels
@@ -259,7 +265,7 @@ def test_topics_of_a_pattern_get_the_channels_of_all_queries(fakecluster, tmp_pa
     settings = job(tmp_path, *queries, table("all", topic_pattern=".*", format="raw"), lookupd_http_addresses=lookupds)
     for nsqd, topic in zip(fakecluster.nsqds, ("web-1", "app"), strict=False):
         publish(nsqd, topic, [b"1"])
-    wait_for(lambda: {"web-1", "app"} <= survey(settings).topics)
+    wait_for(lambda: {"web-1", "app"} <= survey(settings).topic_names)
 
     create_channels(settings, once=True, wait=pytest.fail)
 

@@ -152,7 +152,7 @@ def test_queries_of_several_topics_and_kinds_harm_no_other(run_once, fakecluster
         ),
         lookupd_http_addresses=tuple(fakecluster.lookupd_http_addresses),
     )
-    wait_for(lambda: {"clicks", "frames", "events.orders", "events.eu"} <= survey(settings).topics)
+    wait_for(lambda: {"clicks", "frames", "events.orders", "events.eu"} <= survey(settings).topic_names)
 
     _, summary = run_once(settings)
 

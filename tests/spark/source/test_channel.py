@@ -1,9 +1,6 @@
-import json
-
 import pytest
 
-from fakensqd.faults import answer, on
-from gnsq import LookupdClient, NsqdHTTPClient
+from gnsq import NsqdHTTPClient
 from gnsq.errors import NSQHttpError
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.source.channel import ChannelClient
@@ -118,36 +115,6 @@ def test_nsqds_after_one_that_is_down_get_the_channel(fakensqd, hub, ask):
     assert channel_stats(fakensqd, "clicks", "archive") is not None
 
 
-def test_nsqd_that_is_named_and_found_counts_once(fakecluster, hub, ask):
-    nsqd, _ = fakecluster.nsqds
-    publish(nsqd, "clicks", [b"one"])
-    port = nsqd.http_address.rpartition(":")[2]
-    found = ask((), tuple(fakecluster.lookupd_http_addresses))
-    wait_for(lambda: hub.call(found.create) or hub.call(found._topics_by_nsqd)[0])
-
-    both = ask((f"localhost:{port}",), tuple(fakecluster.lookupd_http_addresses))
-
-    assert hub.call(both.depth) == Depth(1, 0, 0)
-
-
-def test_answer_that_is_not_nsqlookupds_is_an_error(fakelookupd, hub, ask):
-    fakelookupd.add(on.http("/nodes", executed=True), answer(200, b'{"data": {}}'))
-    client = ask((), (fakelookupd.http_address,))
-
-    with pytest.raises(NSQHttpError, match="/nodes is not nsqlookupd's: KeyError"):
-        hub.call(client.depth)
-
-
-@pytest.mark.parametrize("address", [None, "", "/run/nsqd.sock", 4151])
-def test_broadcast_address_that_is_none_to_connect_to_is_an_error(fakelookupd, hub, ask, address):
-    node = {"broadcast_address": address, "http_port": 4151, "topics": ["clicks"]}
-    fakelookupd.add(on.http("/nodes", executed=True), answer(200, json.dumps({"producers": [node]}).encode()))
-    client = ask((), (fakelookupd.http_address,))
-
-    with pytest.raises(NSQHttpError, match="/nodes is not nsqlookupd's: "):
-        hub.call(client.depth)
-
-
 def test_depth_counts_a_topic_without_channels_too(fakensqd, hub, ask):
     publish(fakensqd, "clicks", numbered(7))
 
@@ -164,21 +131,6 @@ def test_several_topics_are_made_and_summed_up(fakensqd, hub, ask):
     assert channel_stats(fakensqd, "a", "archive")["depth"] == 3
 
 
-def test_consumers_are_counted_where_nsqd_only_lists_them(fakensqd, hub, ask):
-    publish(fakensqd, "clicks", numbered(3))
-    asked = ask((fakensqd.http_address,))
-    hub.call(asked.create)
-    with NsqdHTTPClient.from_url(fakensqd.http_address) as client:
-        stats = client.stats("clicks")
-    [channel] = stats["topics"][0]["channels"]
-    # As nsqd 1.1.0 responds.
-    del channel["client_count"]
-    channel["clients"] = [{}, {}]
-    fakensqd.add(on.http("/stats", executed=True), answer(200, json.dumps(stats).encode()))
-
-    assert hub.call(asked.depth).subscribers == 2
-
-
 def test_topics_of_a_pattern_are_found(fakecluster, hub, ask):
     first, second = fakecluster.nsqds
     for nsqd, topic in ((first, "click-a"), (second, "click-a"), (second, "click-b"), (second, "other")):
@@ -191,20 +143,6 @@ def test_topics_of_a_pattern_are_found(fakecluster, hub, ask):
     assert channel_stats(second, "click-b", "archive")["depth"] == 1
     assert channel_stats(first, "click-b", "archive") is None
     assert channel_stats(second, "other", "archive") is None
-
-
-def test_nsqd_that_a_tombstone_hides_is_not_asked(fakecluster, hub, ask):
-    first, second = fakecluster.nsqds
-    for nsqd in (first, second):
-        publish(nsqd, "clicks", [b"x"])
-    lookupd = LookupdClient.from_url(fakecluster.lookupd_http_addresses[0])
-    client = ask((), tuple(fakecluster.lookupd_http_addresses))
-    wait_for(lambda: hub.call(client.depth).waiting == 2)
-
-    lookupd.tombstone_topic("clicks", second.http_address)
-    lookupd.close()
-
-    assert hub.call(client.depth).waiting == 1
 
 
 def test_lookupd_that_is_down_is_an_error_when_it_is_the_only_one(fakelookupd, fakensqd, hub, ask):
