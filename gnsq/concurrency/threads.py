@@ -224,38 +224,98 @@ class Once:
         return bool(self._lock.acquire(False))
 
 
-class CrossThreadFuture(Generic[T]):
-    """Result that one thread sets and one other thread waits for.
+class ThreadEvent:
+    """Event that any number of threads and greenlets can wait for. Once set, it stays set.
 
-    The constructor takes a microsecond. In a thread without a hub, a future does not make a hub.
+    In a thread without a hub, an event does not make a hub.
 
     Attributes:
-        is_done: True if the future has a result or an exception.
+        is_set: True if the event is set.
+        waiting: What set() calls: functions that wake a thread, and those of call_when_set(). Threads share this dict
+            without a lock, since each call of a dict's method is atomic.
     """
 
-    __slots__ = ("_done", "_error", "_once", "_value", "_waiter", "is_done")
+    __slots__ = ("is_set", "waiting")
 
     def __init__(self) -> None:
-        self.is_done = False
+        self.is_set = False
+        self.waiting: dict[Callable[[], object], None] = {}
+
+    def set(self) -> None:
+        """Set the event, wake all waiting threads and greenlets, and call the functions of call_when_set()."""
+        # Set is_set before reading waiting. All others add to waiting before reading is_set. So nothing is missed.
+        self.is_set = True
+        for function in list(self.waiting):
+            # Only one of several threads takes a function out.
+            if self.waiting.pop(function, function) is None:
+                function()
+
+    def call_when_set(self, function: Callable[[], object]) -> None:
+        """Call a function when the event is set: in the thread that sets it, or here at once if it is set already."""
+        self.waiting[function] = None
+        if self.is_set:
+            self.set()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until the event is set, up to the timeout in seconds.
+
+        A thread without a hub blocks. In a thread with a hub other greenlets run meanwhile.
+
+        Returns:
+            True if the event is set.
+        """
+        if self.is_set:
+            return True
+        if get_hub_if_exists() is None:
+            lock = allocate_lock()
+            lock.acquire()
+            self.waiting[wake := lock.release] = None
+            end = monotonic() + timeout
+            try:
+                # Wait in short steps: a signal that comes just before the system call is handled only after the call.
+                while not self.is_set and monotonic() < end:
+                    lock.acquire(timeout=min(max(end - monotonic(), 0.0), SIGNAL_CHECK_INTERVAL))
+            finally:
+                self.waiting.pop(wake, None)
+        else:
+            event = Event()
+            self.waiting[wake := functools.partial(_set_in_hub, hub_call_queue(), event)] = None
+            try:
+                if not self.is_set:
+                    # The timer of this wait also keeps the loop running, which a HubCallQueue does not do.
+                    event.wait(min(timeout, NO_TIMEOUT))
+            finally:
+                self.waiting.pop(wake, None)
+        return self.is_set
+
+
+def _set_in_hub(queue: HubCallQueue, event: Event) -> None:
+    # The waiting thread's hub may have ended; then nothing waits.
+    with contextlib.suppress(ValueError):
+        queue.call_soon_threadsafe(event.set)
+
+
+class CrossThreadFuture(ThreadEvent, Generic[T]):
+    """Result that one thread sets and others wait for: an event that is set with the result or an exception."""
+
+    __slots__ = ("_error", "_once", "_value")
+
+    def __init__(self) -> None:
+        super().__init__()
         self._once = Once()
         self._error: BaseException | None = None
-        # Locked until the future is done: a thread without a hub waits for this lock.
-        self._done = allocate_lock()
-        self._done.acquire()
-        # If a thread with a hub waits: the queue of this hub, and the event that the thread waits for.
-        self._waiter: tuple[HubCallQueue, Event] | None = None
 
     def set_result(self, value: T) -> None:
         """Set the result, without waiting. Any thread may call this. Only the first result or exception counts."""
         if self._once.acquire():
             self._value = value
-            self._finish()
+            self.set()
 
     def set_exception(self, error: BaseException) -> None:
         """Set an exception, which result() raises. The rules of set_result() apply."""
         if self._once.acquire():
             self._error = error
-            self._finish()
+            self.set()
 
     def set_from(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> None:  # Any: arguments of any function
         """Call a function, and set what it returns or raises."""
@@ -265,84 +325,18 @@ class CrossThreadFuture(Generic[T]):
         except BaseException as error:  # noqa: BLE001  # raised by result()
             self.set_exception(error)
 
-    def wait(self, timeout: float) -> bool:
-        """Wait until the future is done, up to the timeout in seconds. Only one greenlet may wait at a time.
-
-        A thread without a hub blocks. In a thread with a hub other greenlets run meanwhile.
-
-        Returns:
-            True if the future is done.
-        """
-        if self.is_done:
-            return True
-        if get_hub_if_exists() is None:
-            # Wait in short steps: a signal that comes just before the system call is handled only after the call.
-            end = monotonic() + timeout
-            while not self._done.acquire(timeout=min(max(end - monotonic(), 0.0), SIGNAL_CHECK_INTERVAL)):
-                if monotonic() >= end:
-                    break
-        else:
-            event = Event()
-            self._waiter = (hub_call_queue(), event)
-            # Set _waiter, then read is_done. _finish() sets is_done, then reads _waiter. So no result is missed.
-            if not self.is_done:
-                # The timer of this wait also keeps the loop running, which a HubCallQueue does not do.
-                event.wait(min(timeout, NO_TIMEOUT))
-        return self.is_done
-
     def result(self) -> T:
         """Return the result, or raise the exception.
 
         Raises:
-            RuntimeError: If the future is not done.
+            RuntimeError: If the future is not set.
         """
         __tracebackhide__ = True
-        if not self.is_done:
+        if not self.is_set:
             raise RuntimeError("the future has no result yet")
         if self._error is not None:
             raise self._error
         return self._value
-
-    def _finish(self) -> None:
-        self.is_done = True
-        self._done.release()
-        if self._waiter is not None:
-            queue, event = self._waiter
-            # The waiting thread's hub may have ended; then nothing waits.
-            with contextlib.suppress(ValueError):
-                queue.call_soon_threadsafe(event.set)
-
-
-class ThreadEvent:
-    """Event that any number of threads and greenlets can wait for. Once set, it stays set.
-
-    Attributes:
-        is_set: True if the event is set.
-    """
-
-    __slots__ = ("_waiting", "is_set")
-
-    def __init__(self) -> None:
-        self.is_set = False
-        self._waiting: dict[CrossThreadFuture[None], None] = {}
-
-    def set(self) -> None:
-        """Set the event, and wake all waiting threads and greenlets. Does not wait."""
-        # Set is_set before reading _waiting. wait() adds to _waiting before reading is_set. So no waiter is missed.
-        self.is_set = True
-        for future in list(self._waiting):
-            future.set_result(None)
-
-    def wait(self, timeout: float) -> bool:
-        """Wait for the event as CrossThreadFuture.wait() does. Return True if the event is set."""
-        future: CrossThreadFuture[None] = CrossThreadFuture()
-        self._waiting[future] = None
-        try:
-            if not self.is_set:
-                future.wait(timeout)
-        finally:
-            del self._waiting[future]
-        return self.is_set
 
 
 # --- the thread that owns a hub
@@ -444,7 +438,7 @@ class OwnerThread:
             with contextlib.suppress(NSQConnectionClosed):
                 self.call_soon(lambda: begun[0].kill(block=False))
             raise
-        if not future.is_done:
+        if not future.is_set:
             raise NSQTimeout(f"a call to another thread's hub was not done within {limit:g} s; does that hub run?")
         try:
             return future.result()

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import gevent
@@ -50,19 +48,19 @@ class ResultWaiters:
         label: The producer's name in log lines.
 
     Attributes:
-        pending: Waiters of each result that has not ended. Threads share this dict without a lock, since each call of a
-            dict's method is atomic.
+        pending: Event of each result that has not ended, if something waits for it. Threads share this dict without a
+            lock, since each call of a dict's method is atomic.
         links: Greenlets that rawlink() has started in other threads, by result, callback and thread.
     """
 
-    __slots__ = ("_label", "_now", "links", "owner_thread", "pending")
+    __slots__ = ("_now", "label", "links", "owner_thread", "pending")
 
     def __init__(self, owner_thread: OwnerThread, now: Callable[[], float], label: str) -> None:
         self.owner_thread = owner_thread
-        self.pending: dict[PublishResult, _Waiters] = {}
+        self.pending: dict[PublishResult, ThreadEvent] = {}
         self.links: dict[tuple[PublishResult, Callback, int], gevent.Greenlet] = {}
         self._now = now
-        self._label = label
+        self.label = label
 
     def new(self, deadline: float) -> PublishResult:
         """Make the result of a publish. The deadline is in monotonic seconds, as now() returns them."""
@@ -71,34 +69,20 @@ class ResultWaiters:
         result.deadline = deadline
         return result
 
-    def of(self, result: PublishResult) -> _Waiters:
-        """Return the waiters of a result. After adding to them, the caller must call notify_if_ended()."""
-        return self.pending.setdefault(result, _Waiters())
+    def of(self, result: PublishResult) -> ThreadEvent:
+        """Return the event that is set when a result has ended."""
+        event = self.pending.setdefault(result, ThreadEvent())
+        # The event is there before this check. The producer's thread ends the result before it looks for the event. So
+        # the event is always set.
+        if result.ready():
+            self.notify(result)
+        return event
 
     def notify(self, result: PublishResult) -> None:
-        """Wake each waiter of a result that has ended, exactly once."""
-        waiters = self.pending.pop(result, None)
-        if waiters is not None:
-            self._call(waiters, result)
-
-    def notify_if_ended(self, waiters: _Waiters, result: PublishResult) -> None:
-        """Wake the waiters if the result has ended. Otherwise the producer's thread wakes them later."""
-        # The caller has added the waiters before this check. The producer's thread sets the result before it looks for
-        # waiters. So no waiter is missed.
-        if result.ready():
-            self.pending.pop(result, None)
-            self._call(waiters, result)
-
-    def _call(self, waiters: _Waiters, result: PublishResult) -> None:
-        waiters.ended.set()
-        with contextlib.suppress(IndexError):
-            while True:
-                callback = waiters.callbacks.popleft()
-                try:
-                    callback(result)
-                except BaseException as error:  # a user's function may raise any exception
-                    check_is_failure(error)
-                    logger.exception("%s: a callback of a publish's result raised", self._label)
+        """Set the event of a result that has ended, if there is one."""
+        event = self.pending.pop(result, None)
+        if event is not None:
+            event.set()
 
     def check_owner(self, result: PublishResult) -> None:
         """If the producer's thread has ended, end the result in its place.
@@ -111,14 +95,6 @@ class ResultWaiters:
             result.end(NSQUnknownClosed(f"{text}; nsqd may have the publish"))
         elif self._now() > result.deadline + CROSS_THREAD_GRACE:
             raise NSQUnknownTimeout("the producer's thread has not run its hub; nsqd may have the publish")
-
-
-@dataclass(slots=True)
-class _Waiters:
-    """Threads and callbacks that wait for one result."""
-
-    ended: ThreadEvent = field(default_factory=ThreadEvent)
-    callbacks: deque[Callback] = field(default_factory=deque)
 
 
 class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
@@ -206,9 +182,15 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         """
         if not callable(callback):
             raise TypeError(f"callback must be a function, not {shown_argument(callback)}")
-        waiters = self.waiters.of(self)
-        waiters.callbacks.append(callback)
-        self.waiters.notify_if_ended(waiters, self)
+
+        def call() -> None:
+            try:
+                callback(self)
+            except BaseException as error:  # a user's function may raise any exception
+                check_is_failure(error)
+                logger.exception("%s: a callback of a publish's result raised", self.waiters.label)
+
+        self.waiters.of(self).call_when_set(call)
 
     def as_future(self) -> Future[bytes]:
         """Make a concurrent.futures.Future that gets the outcome of the publish. Each call makes a new future.
@@ -266,14 +248,13 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
 
     def _wait_in_other_thread(self, timeout: float | None) -> None:
         until = monotonic() + (NO_TIMEOUT if timeout is None else timeout)
-        waiters = self.waiters.of(self)
-        self.waiters.notify_if_ended(waiters, self)
+        ended = self.waiters.of(self)
         while not self.ready():
             self.waiters.check_owner(self)
             left = until - monotonic()
             if left <= 0:
                 return
-            waiters.ended.wait(min(left, ALIVE_CHECK_INTERVAL))
+            ended.wait(min(left, ALIVE_CHECK_INTERVAL))
 
     def _wait_for_link(self) -> None:
         while not self.ready():

@@ -120,7 +120,7 @@ def test_waits_that_time_out_leave_nothing(threads, result):
     threads.start(lambda number: [result.wait(timeout=0.0001) for _ in range(20)])
     threads.wait()
 
-    assert [len(waiting.callbacks) for waiting in result.waiters.pending.values()] == [0]
+    assert [len(ended.waiting) for ended in result.waiters.pending.values()] == [0]
     result.end(None)
     assert result.waiters.pending == {}
 
