@@ -12,7 +12,7 @@ to the command, and ends at a signal, a count, an idle time or an error.
 #     it, a Republisher, whose `Republisher.run` in cli/republish.py calls `Receiver.run`.
 #  4. `Receiver._start` asks the nsqds about the topic (`NodePoller.poll` in cli/nodes.py), and says on stderr what
 #     cannot be undone later (`find` in cli/waiting.py). Then it starts the consumer, and waits until it is ready.
-#  5. The consumer calls `_Consumer.handle_messages` with all messages that it has read. The first comment in
+#  5. The consumer calls `Receiver._accept` with all messages that it has read. The first comment in
 #     nsqd/connection.py has the steps before. `Inbox.add` pauses the consumer if too many bytes wait.
 #  6. Each greenlet that runs `Receiver._work` waits in `Receiver._wait`, takes a batch by `Inbox.take`, and passes it
 #     to `Republisher._handle` in cli/republish.py.
@@ -53,7 +53,7 @@ from gnsq.cli.snapshot import Snapshot
 from gnsq.cli.topics import Topics
 from gnsq.cli.waiting import Finding, find
 from gnsq.concurrency.greenlets import spawn
-from gnsq.consumer import Consumer
+from gnsq.consumer.consumer import BulkConsumer, Consumer
 from gnsq.errors import NSQException, NSQHttpError
 from gnsq.message import Message
 from gnsq.nsqd import NsqdTCPClient
@@ -156,18 +156,6 @@ class Inbox:
         return messages
 
 
-class _Consumer(Consumer):
-    """Passes all messages that have arrived to a function with one call. They become async."""
-
-    def __init__(self, accept: Callable[[Consumer, list[Message]], None], *arguments: Any, **options: Any) -> None:
-        # Any: Consumer's own
-        super().__init__(*arguments, **options)
-        self._accept = accept
-
-    def handle_messages(self, messages: list[Message]) -> None:
-        self._accept(self, messages)
-
-
 class Receiver:
     """Receives the messages of a channel of some topics.
 
@@ -249,7 +237,7 @@ class Receiver:
         self.consumers = [self._make_consumer(topic) for topic in topics.names]
 
     def _make_consumer(self, topic: str) -> Consumer:
-        make = functools.partial(_Consumer, self._accept)
+        make = functools.partial(BulkConsumer, self._accept)
         most = self._wanted(self._max_in_flight)
         return self._cluster.consumer(topic, self._channel, make, max_tries=0, max_in_flight=most, **self._options)
 

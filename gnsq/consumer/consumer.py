@@ -416,3 +416,18 @@ class Consumer(ConsumerSignals, Client):
     def redistribute_ready_state(self) -> None:
         """Schedule an update of all RDY counts."""
         self._in_owner_thread(self._runtime.rdy.schedule_update)
+
+
+OnMessages = Callable[[Consumer, list[Message]], None]
+
+
+class BulkConsumer(Consumer):
+    """Passes all messages that have arrived to a function with one call: a call for each takes twice as long in all.
+    They become async."""
+
+    def __init__(self, on_messages: OnMessages, *arguments: Any, **options: Any) -> None:  # Any: Consumer's own
+        super().__init__(*arguments, **options)
+        self._pass_on = on_messages
+
+    def handle_messages(self, messages: list[Message]) -> None:
+        self._pass_on(self, messages)

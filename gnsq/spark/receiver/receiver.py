@@ -6,8 +6,8 @@ is lost is in the spool twice. A receiver runs in one gevent hub. It knows no Sp
 
 # A row, from nsqd to Spark:
 #
-#  1. `_TopicConsumer.handle_messages` in spark/receiver/subscriptions.py gets all messages that a Consumer has read. It
-#     calls `Receiver._on_messages`.
+#  1. A consumer of `Subscriptions._make_consumer` in spark/receiver/subscriptions.py passes all messages that it has
+#     read to `Receiver._on_messages`.
 #  2. `SegmentBuffer.add` in spark/receiver/buffer.py buffers them for a segment. nsqd counts them as in flight.
 #  3. `Receiver._write_loop` waits in `Receiver._wait_until_due`, takes the segment by `SegmentBuffer.take` in
 #     spark/receiver/buffer.py, and writes it by `Receiver._write`.

@@ -11,13 +11,13 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
 
 import gevent
 from gevent.pool import Group
 
-from gnsq import Consumer, LookupdClient, Message
+from gnsq import Consumer, LookupdClient
 from gnsq.concurrency.greenlets import run_until_done, spawn
+from gnsq.consumer.consumer import BulkConsumer, OnMessages
 from gnsq.errors import NSQHttpError, NSQSubFailed
 from gnsq.protocol.names import checked_names
 from gnsq.spark.clients import connection_keywords, http_keywords
@@ -26,8 +26,6 @@ from gnsq.spark.options import ReadOptions
 __all__ = ["Subscription", "Subscriptions", "matching_topics", "split_max_in_flight"]
 
 logger = logging.getLogger(__name__)
-
-OnMessages = Callable[[Consumer, list[Message]], None]
 
 # Maximum number of consumers of one topic.
 MAX_CONNECTIONS = 8
@@ -64,17 +62,6 @@ def split_max_in_flight(total: int, topics: Iterable[str], starved: Collection[s
     kept = max(total // len(names) // LENDER_DIVISOR, 1)
     left = total - kept * (len(names) - len(borrowers))
     return dict.fromkeys(names, kept) | split_max_in_flight(left, borrowers)
-
-
-class _TopicConsumer(Consumer):
-    """Passes all messages that have arrived to on_messages in one call: a call for each takes twice as long in all."""
-
-    def __init__(self, on_messages: OnMessages, *arguments: Any, **options: Any) -> None:  # Any: Consumer's own
-        super().__init__(*arguments, **options)
-        self._hand_over = on_messages
-
-    def handle_messages(self, messages: list[Message]) -> None:
-        self._hand_over(self, messages)
 
 
 class Subscription:
@@ -297,7 +284,7 @@ class Subscriptions:
         return [consumer for subscription in added.values() for consumer in subscription.consumers]
 
     def _make_consumer(self, topic: str, max_in_flight: int) -> Consumer:
-        consumer = _TopicConsumer(
+        consumer = BulkConsumer(
             self._on_messages,
             topic,
             self._options.channel,
