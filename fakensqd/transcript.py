@@ -143,10 +143,6 @@ class Transcript:
             and all(getattr(entry, name) == value for name, value in wanted.items())
         ]
 
-    def published(self, topic: str) -> list[bytes]:
-        """Return the bodies that were published to a topic over TCP, HTTP and by publish(), in order."""
-        return [body for entry in self._entries if entry.topic == topic for body in entry.bodies * entry.executed]
-
     def delivered(self, topic: str, channel: str | None = None) -> list[bytes]:
         """Return the body of each message that was pushed, once for each push."""
         return [body for entry in self._of("message", topic=topic, channel=channel) for body in entry.bodies]

@@ -158,7 +158,7 @@ def test_auth_server_that_is_away_when_a_grant_expires_fails_no_publish(producer
 
     assert outcome(producer, clock, body=b"2") == b"OK"
 
-    assert nsqd.transcript.published("t") == [b"1", b"2"]
+    assert nsqd.messages("t") == [b"1", b"2"]
 
 
 def test_auth_server_that_stays_away_leaves_a_publish_not_sent(producer, nsqd, auth, clock):
@@ -170,7 +170,7 @@ def test_auth_server_that_stays_away_leaves_a_publish_not_sent(producer, nsqd, a
 
     assert isinstance(got, NSQNotSent)
     assert "E_AUTH_FAILED" in str(got)
-    assert nsqd.transcript.published("t") == [b"1"]
+    assert nsqd.messages("t") == [b"1"]
 
 
 def test_auth_server_that_takes_a_grant_away_refuses_a_publish(producer, nsqd, auth, clock):
@@ -201,7 +201,7 @@ def test_other_nsqd_takes_what_an_expired_grant_has_refused(nsqd, auth, clock):
 
         assert outcome(producer, clock, body=b"2") == b"OK"
 
-        assert b"2" in other.transcript.published("t")
+        assert b"2" in other.messages("t")
         closing = gevent.spawn(producer.close, 0)
         clock.advance(3.0)
         closing.get(timeout=LIMIT)

@@ -164,7 +164,7 @@ def test_rules_that_fired_or_are_optional_pass(outcomes):
             fakelookupd.add(on.http("/topic/create", executed=True), lambda steps, event: steps)
             post(fakelookupd.http_address, "/topic/create?topic=t")
             fakecluster.add(on.connect(), drop(), optional=True)
-            assert fakensqd.wait_until(lambda nsqd: nsqd.transcript.published("t"), []) == []
+            assert fakensqd.wait_until(lambda nsqd: nsqd.messages("t"), []) == []
         """
     )
 
@@ -184,7 +184,7 @@ def test_failed_test_shows_seed_and_transcript_and_only_its_own_failure(outcomes
         def test_nsqd(fakensqd):
             fakensqd.add(on.http("/ping"), drop())
             post(fakensqd.http_address, "/pub?topic=t")
-            assert fakensqd.transcript.published("t") == []
+            assert fakensqd.messages("t") == []
         """
     )
 

@@ -98,7 +98,7 @@ def begin():
 
 def stored(*nsqds, topic="t"):
     """Messages that nsqds have stored, in the order of each."""
-    return [body for nsqd in nsqds for body in nsqd.transcript.published(topic)]
+    return [body for nsqd in nsqds for body in nsqd.messages(topic)]
 
 
 class ListLink:

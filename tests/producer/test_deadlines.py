@@ -94,7 +94,7 @@ def test_first_publish_does_not_wait_for_a_silent_nsqd(fakensqd, silent, options
         publish(producer)
     producer.close(timeout=0)
 
-    assert fakensqd.transcript.published("t") == [b"1"]
+    assert fakensqd.messages("t") == [b"1"]
 
 
 @pytest.mark.parametrize("is_connected", [False, True], ids=["", "connected"])
@@ -109,7 +109,7 @@ def test_publish_whose_deadline_is_over_is_never_sent(fakensqd, options, publish
         producer.publish("u", b"2")
     producer.close(timeout=0)
 
-    assert fakensqd.transcript.published("t") == []
+    assert fakensqd.messages("t") == []
 
 
 # What a publish waits for while the hub is blocked until after its deadline: options, and the response of nsqd that
@@ -136,7 +136,7 @@ def test_publish_is_not_sent_after_the_hub_was_blocked_until_its_deadline(nsqd, 
     clock.advance(6)
 
     assert isinstance(late.get(timeout=LIMIT), NSQNotSent)
-    assert nsqd.transcript.published("t") == [b"before"]
+    assert nsqd.messages("t") == [b"before"]
     producer.close(timeout=0)
 
 
@@ -184,4 +184,4 @@ def test_first_publish_of_a_forked_worker_does_not_wait_for_a_silent_nsqd(fakens
     done = run_program(SCRIPT.replace("THREADED", str(threaded)), silent, fakensqd.tcp_address)
 
     assert (done.stderr, done.returncode) == ("", 0)
-    assert fakensqd.transcript.published("t") == [b"1"]
+    assert fakensqd.messages("t") == [b"1"]

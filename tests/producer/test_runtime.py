@@ -238,7 +238,7 @@ def test_publish_and_publish_many_are_refused_in_the_hub(fakensqd, threaded):
 
         assert [type(outcome) for outcome in outcomes] == [RuntimeError] * 2
         assert producer.flush(LIMIT)
-    assert fakensqd.transcript.published("t") == []
+    assert fakensqd.messages("t") == []
 
 
 def test_first_publish_without_block_waits_for_nothing(producer_clock):
@@ -279,4 +279,4 @@ def test_publish_in_a_receiver_of_signals_is_refused(fakensqd, how, refusal):
 
         assert [type(outcome) for outcome in outcomes] == [refusal]
         assert producer.publish("t", b"x") == b"OK"
-    assert fakensqd.transcript.published("dead") == []
+    assert fakensqd.messages("dead") == []

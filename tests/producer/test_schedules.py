@@ -252,7 +252,7 @@ class World:
         """Compare what was said with what nsqds have stored."""
         assert all(job.ready() for job in self.jobs)
         assert all(not nsqd.errors for nsqd in self.nsqds)
-        stored = Counter(body for nsqd in self.nsqds for body in nsqd.transcript.published("t"))
+        stored = Counter(body for nsqd in self.nsqds for body in nsqd.messages("t"))
         for made in self.published:
             self._check(made, [stored[body] for body in made.bodies])
         assert [g for g in self.greenlets if getattr(g, "name", "").startswith("gnsq-") and not g.dead] == []

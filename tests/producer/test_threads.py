@@ -378,7 +378,7 @@ if sys.argv[3] == "closed":
 def test_program_that_patches_late_ends_without_a_log_line(fakensqd, threaded, end):
     run(PATCHED_LATE, fakensqd.tcp_address, threaded, end)
 
-    assert fakensqd.transcript.published("t") == [b"before", b"after"]
+    assert fakensqd.messages("t") == [b"before", b"after"]
 
 
 UNANSWERED = """

@@ -41,7 +41,7 @@ def test_answer_replaces_the_response_of_an_executed_request(nsqd):
 
     assert publish(nsqd) == "OK"
     assert nsqd.transcript.select("http")[0].status == 500
-    assert nsqd.transcript.published("t") == [b"x"]
+    assert nsqd.messages("t") == [b"x"]
 
 
 def test_corrupt_changes_the_body_of_a_response(nsqd):
@@ -65,7 +65,7 @@ def test_lost_response_breaks_the_connection(nsqd, match, action, published):
     with pytest.raises(BROKEN_OFF):
         publish(nsqd)
 
-    assert nsqd.transcript.published("t") == published
+    assert nsqd.messages("t") == published
     assert publish(nsqd, "/pub?topic=u") == "OK"
 
 
@@ -111,4 +111,4 @@ PUBLISHED = [
 def test_bodies_published_over_http_are_recorded(nsqd, target, body, bodies):
     publish(nsqd, target, body)
 
-    assert nsqd.transcript.published("t") == bodies
+    assert nsqd.messages("t") == bodies
