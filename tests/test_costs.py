@@ -76,7 +76,7 @@ def connect(transport):
     with contextlib.ExitStack() as opened:
 
         def connect(consumer):
-            made = consumer._runtime.dispatcher.make_connection("nsqd:4150", ConnectionOptions())
+            made = consumer._runtime.make_connection("nsqd:4150")
             opened.callback(made.abort)
             made.open(transport)
             return made
@@ -151,7 +151,7 @@ def test_signals_without_receivers_are_not_sent(connect, transport):
     wait_until(lambda: transport.sent.count(b"FIN ") == CHUNK)
 
     # REQ is rare, and somebody asks: it may be a failure.
-    listener = consumer._runtime.dispatcher
+    listener = consumer._runtime
     assert (listener.wants_finishes, listener.wants_answers) == (False, False)
 
 

@@ -122,7 +122,7 @@ def consumed(ends, in_flight, handler):
     transport = CountedTransport(gevent.socket.socket(fileno=ours.detach()), "nsqd:4150")
     theirs.sendall(encode_frame(RESPONSE, b"OK"))
     consumer = Consumer("t", "c", "nsqd", message_handler=handler, max_in_flight=max(in_flight, 10))
-    connection = consumer._runtime.dispatcher.make_connection("nsqd:4150", ConnectionOptions())
+    connection = consumer._runtime.make_connection("nsqd:4150")
     connection.open(transport)
     connection.ready(in_flight)
     gevent.sleep(0)

@@ -381,7 +381,7 @@ class Consumer(ConsumerSignals, Client):
         call.
         """
         for message in messages:
-            self._runtime.dispatcher.handle_one(message)
+            self._runtime.handle_one(message)
 
     def handle_finish(self, conn: Connection, message_id: bytes) -> None:
         """Send on_finish."""

@@ -1,32 +1,40 @@
 """The connections and greenlets of a consumer: discovery of nsqds, what they do while it runs, and their shutdown.
 
-The shutdown waits a limited time until delivered messages are answered, then requeues the rest.
+It listens to the connections: passes messages to handlers, and the results of handlers to RdyController. The shutdown
+waits a limited time until delivered messages are answered, then requeues the rest.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
+import logging
 import random
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from typing import Protocol
 
 import gevent
 from gevent.event import Event
 
+from gnsq.addresses import parse_address
+from gnsq.backofftimer import BackoffPhase
 from gnsq.clock import Clock
 from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.threads import OwnerThread
 from gnsq.consumer.dead_letters import DeadLetterPublisher
-from gnsq.consumer.dispatcher import DispatcherOwner, MessageDispatcher
+from gnsq.consumer.handler_runner import HandlerOwner, HandlerRunner
+from gnsq.consumer.rdy_controller import RdyController
+from gnsq.consumer.worker_pool import WorkerPool
 from gnsq.discovery import MAX_NSQDS, TopicNodes
-from gnsq.errors import NSQConnectionClosed, NSQException
+from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException
 from gnsq.lifecycle import ClientGreenlets
 from gnsq.lookupd import LookupdClient
 from gnsq.message import Message
-from gnsq.nsqd.connection import Connection, ConnectionState
+from gnsq.nsqd.connection import Connection, ConnectionListener, ConnectionState
 from gnsq.nsqd.pool import ConnectionPool, FirstAttempts, ReconnectOptions
 from gnsq.options import ConnectionOptions
-from gnsq.signals import call_override
+from gnsq.signals import BackoffReceiver, FinishReceiver, TypedSignal, call_override, notify
 from gnsq.stats import ConsumerStats, MessageCounts
 from gnsq.texts import counted
 
@@ -38,18 +46,27 @@ REQUEUE_GRACE = 2.0
 POLL_INTERVAL = 0.05
 
 
-class RuntimeOwner(DispatcherOwner, Protocol):
-    """The part of a Consumer that its runtime uses."""
+class RuntimeOwner(HandlerOwner, Protocol):
+    """The part of a Consumer that its runtime uses. Subclasses of Consumer may override the methods."""
 
     nsqd_tcp_addresses: set[str]
     lookupds: list[LookupdClient]
+    on_finish: TypedSignal[FinishReceiver]
+    on_backoff: TypedSignal[BackoffReceiver]
 
+    @property
+    def concurrency(self) -> int: ...
     def query_nsqd(self) -> None: ...
     def query_lookupd(self) -> None: ...
     def handle_auth(self, conn: Connection, response: dict[str, object]) -> None: ...
+    def handle_messages(self, messages: list[Message]) -> None: ...
+    def handle_response(self, conn: Connection, response: bytes) -> None: ...
+    def handle_error(self, conn: Connection, error: NSQErrorCode) -> None: ...
+    def handle_finish(self, conn: Connection, message_id: bytes) -> None: ...
+    def handle_requeue(self, conn: Connection, message_id: bytes, timeout: int, backoff: bool) -> None: ...
 
 
-class ConsumerRuntime:
+class ConsumerRuntime(ConnectionListener):
     """The connections and greenlets of one consumer. It exists from the constructor of the consumer on, which may be
     called in another thread than start().
 
@@ -59,6 +76,7 @@ class ConsumerRuntime:
 
     Attributes:
         unanswered: After the end: the number of messages that were not answered.
+        closed_counts: Message counts of closed connections, by the address of the nsqd.
     """
 
     def __init__(
@@ -80,7 +98,7 @@ class ConsumerRuntime:
         self.pool = ConnectionPool(
             reconnect,
             clock,
-            make=self._make_connection,
+            make=self.make_connection,
             setup=self._setup_connection,
             on_lost=self._on_connection_lost,
             owner=owner,
@@ -89,8 +107,35 @@ class ConsumerRuntime:
         topic = consumer.options.dead_letter_topic
         letters = DeadLetterPublisher(topic, self.pool.connections, connection, clock, owner) if topic else None
         self._letters = letters
-        self.dispatcher = MessageDispatcher(consumer, self.pool, clock, overrides, letters)
-        self.runner, self.workers, self.rdy = self.dispatcher.runner, self.dispatcher.workers, self.dispatcher.rdy
+        self.closed_counts: dict[str, MessageCounts] = {}
+        self._last_error = ""  # of the last message that has failed, for the lines about the backoff
+        self._overrides = overrides
+        self.runner = HandlerRunner(consumer, clock, lambda: self.workers.running, letters)
+        self.workers = WorkerPool(
+            f"gnsq-worker-{consumer.topic}",
+            lambda: consumer.concurrency,
+            functools.partial(self.runner.handle_with_override, self.handle_one)
+            if "handle_message" in overrides
+            else self.runner.handle,
+            functools.partial(self.runner.handle_batch_with_override, consumer.handle_messages)
+            if "handle_messages" in overrides
+            else None,
+            self.runner.on_dropped,
+            clock,
+        )
+        self.rdy = RdyController(
+            consumer.options,
+            self.pool.connections,
+            clock,
+            unanswered=self._unanswered_messages,
+            on_timed_out=self.runner.on_timed_out,
+            not_attempted=lambda: self.pool.not_attempted,
+            on_phase=self._on_backoff_phase,
+            want_answers=functools.partial(setattr, self, "wants_answers"),
+            owner=owner,
+        )
+        # A lower RDY may have to be sent before FIN or REQ.
+        self.before_answer = self.rdy.before_answer  # type: ignore[method-assign]
         self.nodes = TopicNodes(consumer.lookupds, consumer.topic, owner)
         self._looked_up = False  # True if any nsqlookupd answered the last query_lookupd()
         # Time of the loss of each nsqd that was lost and is not connected again; of the last MAX_NSQDS of them.
@@ -310,8 +355,16 @@ class ConsumerRuntime:
 
     # --- connections
 
-    def _make_connection(self, address: str) -> Connection:
-        return self.dispatcher.make_connection(address, self._connection_options)
+    def make_connection(self, address: str) -> Connection:
+        """Make a connection, which is opened later."""
+        host, port = parse_address(address)
+        self._check_who_wants_finishes()
+        return Connection(
+            *(host, port, self._connection_options, self._clock),
+            listener=self,
+            owner=self._owner,
+            latency=self.workers.latency,
+        )
 
     def _setup_connection(self, connection: Connection) -> None:
         consumer = self._consumer
@@ -319,14 +372,99 @@ class ConsumerRuntime:
             call_override(self._log, consumer.handle_auth, connection, dict(connection.identity.auth))
         connection.subscribe(consumer.topic, consumer.channel)
         self._lost_nsqds.pop(connection.address, None)
-        self.dispatcher.add(connection)
+        self.rdy.add(connection)
 
     def _on_connection_lost(self, connection: Connection) -> None:
-        self.dispatcher.remove(connection)
+        before = self.closed_counts.get(connection.address, MessageCounts())
+        self.closed_counts[connection.address] = before + connection.in_flight_messages.totals
+        self.workers.drop_from(connection.address)
+        self.rdy.remove(connection)
         if len(self._lost_nsqds) >= MAX_NSQDS:
             del self._lost_nsqds[next(iter(self._lost_nsqds))]
         self._lost_nsqds[connection.address] = self._clock.monotonic()
         self._nsqd_lost.set()
+
+    def on_response(self, connection: Connection, data: bytes) -> None:
+        """Call handle_response(), which may be overridden."""
+        call_override(self._log, self._consumer.handle_response, connection, data)
+
+    def on_error(self, connection: Connection, error: NSQErrorCode) -> None:
+        """Call handle_error(), which may be overridden."""
+        call_override(self._log, self._consumer.handle_error, connection, error)
+
+    # --- messages
+
+    def on_messages(self, connection: Connection, messages: list[Message]) -> None:
+        """Receive the messages of one read. Look up the receivers of signals once for all these messages."""
+        self.runner.look_up_handlers()
+        if self._consumer.on_finish.receivers or self.wants_finishes:
+            self._check_who_wants_finishes()
+        self.rdy.on_messages(connection, len(messages))
+        # Update RDY before handlers run: a BatchHandler does not wait for more messages than RDY allows.
+        self.workers.put(messages, at_once=not self.rdy.is_update_scheduled)
+        if connection.is_over_ready:
+            self.rdy.check_in_flight(connection, lambda: [*self.workers.inbox, *self._unanswered_messages()])
+
+    def may_handle_in_hub(self) -> bool:
+        """Return True if on_messages() does not wait: it logs nothing of a backoff, and of messages that timed out."""
+        return not self.workers.inbox and self.rdy.backoff.phase is BackoffPhase.OFF
+
+    def _unanswered_messages(self) -> list[Message]:
+        """Return the messages whose handlers still run, and the async messages."""
+        # Other threads may change the sets of async messages. So copy each by list(), one step of the interpreter.
+        connections = self.pool.connections.values()
+        async_messages = [list(connection.in_flight_messages.async_messages) for connection in connections]
+        return list(itertools.chain(self.workers.handling, *async_messages))
+
+    def handle_one(self, message: Message) -> object:
+        """Call handle_message(), which may be overridden, and return its result."""
+        handle: Callable[..., object] = self._consumer.handle_message  # an override may return anything
+        return handle(self.pool.connections.get(message.nsqd or ""), message)
+
+    # --- results
+
+    def requeue_after(self, attempts: int) -> int:
+        """Return the consumer's delay of a REQ in milliseconds. Its options may be replaced while it runs."""
+        return self._consumer.options.requeue_after(attempts, self._owner)
+
+    def _check_who_wants_finishes(self) -> None:
+        """Listen to FINs only while a receiver, an override or the backoff needs it: a call for each takes time."""
+        self.wants_finishes = bool(
+            self._consumer.on_finish.receivers or self.rdy.backoff.needs_successes or "handle_finish" in self._overrides
+        )
+
+    def on_finish(self, connection: Connection, message_id: bytes) -> None:
+        """Handle that FIN was sent."""
+        if self.runner.is_given_up(connection.address, message_id):
+            self.rdy.record_neutral(connection)
+        elif self.rdy.backoff.needs_successes:
+            self.rdy.record_success()
+            self._check_who_wants_finishes()
+        call_override(self._log, self._consumer.handle_finish, connection, message_id)
+
+    def on_requeue(self, connection: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
+        """Handle that REQ was sent."""
+        if backoff:
+            self._last_error = str(
+                self.runner.noted_failure(connection.address, message_id) or "requeued by the program"
+            )
+            self.rdy.record_failure()
+            self._check_who_wants_finishes()
+        else:
+            self.rdy.record_neutral(connection)
+        call_override(self._log, self._consumer.handle_requeue, connection, message_id, timeout, backoff)
+
+    def _on_backoff_phase(self, phase: str, failures: int, duration: float, worked: bool) -> None:
+        one_by_one = " one by one" if failures > 1 else ""
+        if phase == "end":
+            text = "messages are handled again, as many as before"
+        elif worked:
+            text = f"it works again; {failures} more to try{one_by_one}, the next in {duration:.1f} s"
+        else:
+            text = f"failed; no messages for {duration:.1f} s, then {failures} to try{one_by_one}"
+        level = logging.WARNING if phase == "start" else logging.INFO
+        self._log.log(level, "%s; last error: %s", text, self._last_error)
+        notify(self._consumer.on_backoff, self._consumer, phase=phase, failures=failures, duration=duration)
 
     # --- state
 
@@ -368,7 +506,7 @@ class ConsumerRuntime:
         """Return the statistics of the consumer, which is in a state."""
         rdy, workers, runner = self.rdy, self.workers, self.runner
         connections = tuple(connection.stats() for connection in self.connections)
-        counts = dict(self.dispatcher.closed_counts)
+        counts = dict(self.closed_counts)
         for connection in connections:
             counts[connection.address] = counts.get(connection.address, MessageCounts()) + connection.counts
         return ConsumerStats(

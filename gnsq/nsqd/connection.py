@@ -7,13 +7,14 @@ Consumer decides about messages and RDY, Producer about publishes, ConnectionPoo
 #
 #  1. `Connection._read_loop` waits in `TcpTransport.recv` or `TcpTransport.recv_unless_handled` in transport.py. If few
 #     bytes come, the hub itself takes steps 2 to 6 in `Connection._handle_few`, without a switch to the reader; with
-#     one message in flight it may then read again at once, instead of sleeping until the next message comes.
+#     one message in flight `ReplyPoller.poll` in concurrency/reply_poller.py may then read again at once, instead of
+#     sleeping until the next message comes.
 #  2. `FrameDecoder.feed` in protocol/frames.py splits the bytes into frames. At a message frame it, or the hub, calls
 #     `decode_messages` in protocol/frames.py, which makes a Message of each message frame.
 #  3. `deliver` in message.py completes the messages. `InFlightMessages.add` in nsqd/in_flight.py counts the messages.
-#  4. `MessageDispatcher.on_messages` in consumer/dispatcher.py is called with the list of messages.
+#  4. `ConsumerRuntime.on_messages` in consumer/runtime.py is called with the list of messages.
 #  5. `RdyController.on_messages` in consumer/rdy_controller.py sends a new RDY count, mostly in the next callback of
-#     the hub, if one is needed.
+#     the hub, if one is needed: `RdyPolicy.on_messages` and `RdyPolicy.decide` in consumer/rdy_policy.py say so.
 #  6. `WorkerPool.put` in consumer/worker_pool.py queues the messages and wakes a parked worker. `WorkerPool._work` in
 #     consumer/worker_pool.py takes them from the queue in the worker's greenlet.
 #  7. `HandlerRunner.handle` in consumer/handler_runner.py calls the handler.
