@@ -16,7 +16,7 @@ from gnsq.clock import RealClock
 from gnsq.concurrency.hub_monitor import HubMonitor
 from gnsq.nsqd.connection import Connection
 from gnsq.options import ConnectionOptions
-from gnsq.producer.publish import Link, PendingPublish
+from gnsq.producer.publish import PendingPublish
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
 from tests.helpers import MemoryTransport, wait_until
 from tests.producer.conftest import dispatcher_with
@@ -167,7 +167,7 @@ def dispatcher(make_dispatcher):
 
 
 def made_dispatcher(connection, transport, **options):
-    made = dispatcher_with(RealClock(), Link(connection), **options)
+    made = dispatcher_with(RealClock(), connection, **options)
     transport.answer(OK)
     made.publish(pending(), True)
     del transport.sends[:]

@@ -21,7 +21,7 @@ from gnsq.concurrency.hub_monitor import HubMonitor
 from gnsq.nsqd.connection import Connection, ConnectionListener
 from gnsq.options import ConnectionOptions
 from gnsq.producer.dispatcher import Dispatcher
-from gnsq.producer.publish import Link, PendingPublish
+from gnsq.producer.publish import PendingPublish
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
 from gnsq.transport import TcpTransport
 from tests.helpers import LIMIT
@@ -224,7 +224,7 @@ def test_lone_publish_costs_one_send_and_few_switches_and_calls(ends):
     connection.open(transport)
     gevent.sleep(0)
     theirs.recv(65536)  # the handshake
-    dispatcher = listener.dispatcher = dispatcher_with(RealClock(), Link(connection))
+    dispatcher = listener.dispatcher = dispatcher_with(RealClock(), connection)
     calls = []
 
     def profile(frame, event, argument):

@@ -162,6 +162,8 @@ class Connection:
 
     Attributes:
         writer: Sends commands; has the requests without a response. Raises NSQConnectionClosed after the end.
+        submit: That of the writer.
+        poll_reply: Handles the response to the only pending request now, if it is worth polling for it.
         in_flight_messages: Messages in flight.
         ready_count, highest_ready_count: The RDY count that was sent last, and the highest one that was sent.
         last_read: Monotonic time at which something has come from nsqd last, also a heartbeat.
@@ -195,6 +197,7 @@ class Connection:
         self._opened = False
         self._stack = TransportStack(host, port, self.options, on_frame=self._handle_handshake, owner=owner)
         self.writer = Writer(self._now, self._check_open)
+        self.submit = self.writer.submit
         self.in_flight_messages = InFlightMessages(
             *(self.address, self.writer.send, self._check_open, self._clock, owner),
             finish=self.writer.finish,
@@ -207,6 +210,7 @@ class Connection:
         self.last_read = 0.0
         self._write_shut_down = False
         self._greenlets: list[gevent.Greenlet] = []
+        self.poll_reply: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
         return f"<Connection {self.address} {self.state.value}>"
@@ -252,6 +256,8 @@ class Connection:
         self.in_flight_messages.max_msg_timeout = self.identity.max_msg_timeout
         if self.identity.auth:
             self.writer.pending.check_topics()
+        if isinstance(self._stack.transport, TcpTransport):
+            self.poll_reply = self._stack.transport.poll_reply
         self.last_read = self._now()
         self.state = ConnectionState.CONNECTED
         self._hub_monitor = HubMonitor.acquire()
@@ -364,6 +370,11 @@ class Connection:
         return self.in_flight_messages.in_flight
 
     @property
+    def pending(self) -> int:
+        """Number of requests that have no response: unsent and sent ones."""
+        return len(self.writer.pending)
+
+    @property
     def is_over_ready(self) -> bool:
         """True if many more messages are in flight than RDY has ever allowed, so that nsqd may ignore RDY. A few more
         are normal, and the hub itself may receive FEW_MESSAGES."""
@@ -419,15 +430,8 @@ class Connection:
             NSQConnectionClosed: If the connection is closed.
         """
         call = PendingCall(command)
-        self.writer.submit(call)
+        self.submit(call)
         return call
-
-    @property
-    def poll_reply(self) -> Callable[[], None]:
-        """Function of an open connection: handles the response to the only pending request now, if it is worth polling
-        for it."""
-        transport = self._stack.connected
-        return transport.poll_reply if isinstance(transport, TcpTransport) else lambda: None
 
     def call(self, command: bytes, expected: bytes | None = None) -> bytes:
         """Send a command and wait for its response.

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from gevent.event import Event
 
 from gnsq.clock import Clock
-from gnsq.producer.publish import Link, PendingPublish
+from gnsq.nsqd.connection import Connection
+from gnsq.nsqd.pending import PendingRequest
 
 __all__ = ["MAX_SLEEP", "NO_DEADLINE", "STALLED_AFTER", "Deadlines", "StallDetector"]
 
@@ -75,13 +76,13 @@ class StallDetector:
 
     def __init__(self) -> None:
         # By link: its oldest request without a response, and the time when partition() first saw it as the oldest.
-        self._oldest: dict[Link, tuple[PendingPublish, float]] = {}
+        self._oldest: dict[Connection, tuple[PendingRequest, float]] = {}
 
-    def partition(self, links: Sequence[Link], now: float) -> tuple[list[Link], list[Link]]:
+    def partition(self, links: Sequence[Connection], now: float) -> tuple[list[Connection], list[Connection]]:
         """Return the links to use, and the links that have stalled. If all links have stalled, use all of them."""
         before, self._oldest = self._oldest, {}
         for link in links:
-            oldest = next(iter(link.sent), None)
+            oldest = next(iter(link.writer.pending.sent), None)
             if oldest is not None:
                 known, since = before.get(link, (None, now))
                 self._oldest[link] = (oldest, since if oldest is known else now)

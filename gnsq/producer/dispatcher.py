@@ -1,8 +1,8 @@
 """Takes publishes, gives them to connections, and retries or ends the publishes that were not confirmed.
 
-The dispatcher owns the publishes that wait for capacity, for a connection or for a retry. A link, which sends to one
-nsqd, owns each publish that was submitted to it. The dispatcher does not decide which nsqds to connect to. It runs in
-one hub; only publish(), wait_for_capacity() and flush() wait.
+The dispatcher owns the publishes that wait for capacity, for a connection or for a retry. A link is a connection to one
+nsqd; it owns each publish that was submitted to it. The dispatcher does not decide which nsqds to connect to. It runs
+in one hub; only publish(), wait_for_capacity() and flush() wait.
 """
 
 # A publish, from the call to nsqd's OK:
@@ -15,9 +15,8 @@ one hub; only publish(), wait_for_capacity() and flush() wait.
 #     `Dispatcher._admit_waiting`.
 #  4. `Batcher.add` in producer/batching.py collects publishes with one topic, if batch_messages is set.
 #  5. `Dispatcher.send` asks the strategy, such as `round_robin` in producer/routing.py, for a link.
-#  6. `Link` in producer/publish.py, the link over one connection, passes it to `Writer.submit` in nsqd/writer.py. If
-#     nothing else is pending on the connection, `TcpTransport.send_nowait` in transport.py sends what
-#     `PendingPublish.encode` in producer/publish.py has built.
+#  6. The link is a connection. If nothing else is pending on it, `Writer.submit` in nsqd/writer.py lets
+#     `TcpTransport.send_nowait` in transport.py send what `PendingPublish.encode` in producer/publish.py has built.
 #  7. Otherwise `PendingRequests.put` in nsqd/pending.py queues it, and `Writer.run` in nsqd/writer.py sends it together
 #     with others.
 #  8. `Dispatcher.publish` waits. If no other publish is pending, `TcpTransport.poll_reply` in transport.py may poll
@@ -47,6 +46,8 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import cast
+from weakref import WeakKeyDictionary
 
 import gevent
 from gevent import getcurrent
@@ -68,14 +69,13 @@ from gnsq.errors import (
     NSQUnknownTimeout,
 )
 from gnsq.logs import LogOwner
-from gnsq.nsqd.connection import HUB_ROUND
+from gnsq.nsqd.connection import HUB_ROUND, Connection
 from gnsq.producer.batching import Batcher
 from gnsq.producer.deadlines import STALLED_AFTER, Deadlines, StallDetector
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import (
     Decision,
     Failure,
-    Link,
     PendingPublish,
     PublishCounts,
     Unconfirmed,
@@ -120,7 +120,7 @@ class Dispatcher:
     __slots__ = (
         *("_add_latency", "_choose", "_clock", "_closed", "_closing", "_completed", "_confirmed"),
         *("_counts", "_failed", "_is_submitting", "_max_pending_bytes", "_no_connection_error", "_now"),
-        *("_nsqd_count", "_options", "_owner", "_publishing", "_removed", "_run_callback"),
+        *("_nsqd_count", "_options", "_owner", "_publishing", "_removed", "_run_callback", "_seen_overdue"),
         *("_send_or_batch", "_stall_detector", "_to_retry", "_unconfirmed", "_waiting_for_capacity"),
         *("_waiting_for_connection", "_will_resume", "batcher", "deadlines", "hub", "links", "pending"),
         *("pending_bytes", "signal_greenlets", "stalled_links"),
@@ -137,10 +137,10 @@ class Dispatcher:
         no_connection_error: Callable[[str], NSQException],
         owner: LogOwner,
     ) -> None:
-        self.links: list[Link] = []
-        self.stalled_links: list[Link] = []
+        self.links: list[Connection] = []
+        self.stalled_links: list[Connection] = []
         # Links that get no further publishes, but may still have pending ones.
-        self._removed: list[Link] = []
+        self._removed: list[Connection] = []
         self.pending = 0
         self.pending_bytes = 0
         self.signal_greenlets: set[gevent.Greenlet] = set()
@@ -171,6 +171,8 @@ class Dispatcher:
         self.batcher = Batcher(self.send, options, clock) if options.batch_messages else None
         self._send_or_batch: Callable[[PendingPublish], None] = self.batcher.add if self.batcher else self.send
         self._stall_detector = StallDetector()
+        # By link: its oldest publish, if it was seen without a response after its deadline.
+        self._seen_overdue: WeakKeyDictionary[Connection, PendingPublish] = WeakKeyDictionary()
         self.deadlines = Deadlines(
             clock,
             expire_overdue=self._expire_overdue,
@@ -347,7 +349,7 @@ class Dispatcher:
             return
         link.submit(publish)
 
-    def add(self, link: Link) -> None:
+    def add(self, link: Connection) -> None:
         """Add a link, and immediately submit the publishes that wait for a connection."""
         self.links.append(link)
         waiting, self._waiting_for_connection = self._waiting_for_connection, deque()
@@ -355,7 +357,7 @@ class Dispatcher:
             if not publish.done:
                 self.send(publish)
 
-    def remove(self, link: Link) -> None:
+    def remove(self, link: Connection) -> None:
         """Submit no further publishes to a link. Its pending publishes continue. Removing it again has no effect."""
         for links in (self.links, self.stalled_links):
             if link in links:
@@ -495,9 +497,9 @@ class Dispatcher:
         link = publish.link
         refused = [publish]
         if link is not None and isinstance(error, NSQUnauthorized):
-            unsent = [other for other in link.unsent if other.topic == publish.topic]
-            refused += [other for other in link.sent if other.topic == publish.topic]
-            refused += link.withdraw(unsent)
+            unsent = [other for other in _unsent(link) if other.topic == publish.topic]
+            refused += [other for other in _sent(link) if other.topic == publish.topic]
+            refused += link.writer.pending.cancel_unsent(unsent)
         for each in refused:
             self._fail_all(each, error)
 
@@ -574,8 +576,9 @@ class Dispatcher:
             for publish in self._overdue(publishes, now):
                 self.expire(publish, waiting_for, now)
         for link in self._all_links():
-            self.deadlines.schedule(link.expire_unsent(now))
-            for publish in self._overdue(link.sent, now):
+            link.writer.pending.expire_unsent(now)
+            self.deadlines.schedule(link.writer.pending.due)
+            for publish in self._overdue(_sent(link), now):
                 self.expire(publish, WaitingFor.RESPONSE, now)
                 if not publish.done:
                     self.deadlines.schedule(publish.deadline)
@@ -584,20 +587,20 @@ class Dispatcher:
         self._waiting_for_connection = deque(publish for publish in self._waiting_for_connection if not publish.done)
         self._admit_waiting()
 
-    def _close_if_silent(self, link: Link, now: float) -> None:
+    def _close_if_silent(self, link: Connection, now: float) -> None:
         """Close the connection of a link whose oldest publish got no response by its deadline, if nsqd was silent for
         that timeout, too.
 
         That response may be lost. Then each later one would be taken for that of the publish before, and what waits
         for it to be sent alone would never be sent. While other responses come, nsqd is only slow.
         """
-        oldest = next(iter(link.sent), None)
+        oldest = next(iter(_sent(link)), None)
         if oldest is None or not oldest.done:
             return
         due = max(link.last_read, oldest.started) + min(max(oldest.timeout, MIN_SILENCE), STALLED_AFTER)
-        if link.overdue is not oldest:
+        if self._seen_overdue.get(link) is not oldest:
             # After a time in which the hub was blocked, the response may wait in the socket: let it be read first.
-            link.overdue, due = oldest, max(due, now + HUB_ROUND)
+            self._seen_overdue[link], due = oldest, max(due, now + HUB_ROUND)
         if now < due:
             self.deadlines.schedule(due)
         else:
@@ -620,13 +623,13 @@ class Dispatcher:
             if link not in before:
                 text = "has not answered for %g s; publishes go to other nsqds"
                 self._log_link(logging.WARNING, link, text, STALLED_AFTER)
-            for publish in link.withdraw(list(link.unsent)):
+            for publish in link.writer.pending.cancel_unsent(_unsent(link)):
                 publish.on_not_sent(NSQNotSentTimeout("nsqd does not read", address=link.address))
         for link in before:
             if link not in self.stalled_links:
                 self._log_link(logging.INFO, link, "is published to again")
 
-    def _log_link(self, level: int, link: Link, text: str, *arguments: object) -> None:
+    def _log_link(self, level: int, link: Connection, text: str, *arguments: object) -> None:
         # An nsqd may have several connections. Log one line for all of them.
         kind = f"{link.address} {text}"
         self._owner.log(logger, nsqd=link.address).limited(level, kind, text, *arguments)
@@ -637,7 +640,7 @@ class Dispatcher:
         """Yield all publishes that have not ended. Instead of a batch, yield its members."""
         places = [publishes for _, publishes in self._own_publishes()]
         for link in self._all_links():
-            places += [list(link.unsent), list(link.sent)]
+            places += [_unsent(link), _sent(link)]
         for publishes in places:
             for publish in publishes:
                 yield from publish.unfinished()
@@ -648,7 +651,7 @@ class Dispatcher:
         yield WaitingFor.BATCH, [] if self.batcher is None else list(self.batcher.waiting())
         yield WaitingFor.CONNECTION, [*self._waiting_for_connection, *self._to_retry]
 
-    def _all_links(self) -> Iterable[Link]:
+    def _all_links(self) -> Iterable[Connection]:
         self._removed = [link for link in self._removed if link.pending]
         return dict.fromkeys([*self.links, *self.stalled_links, *self._removed])
 
@@ -689,3 +692,13 @@ class Dispatcher:
                     text += f": {self._no_connection_error('until then')}"
                 self._fail_all(publish, NSQNotSentClosed(text))
         return self._unconfirmed
+
+
+def _sent(link: Connection) -> list[PendingPublish]:
+    """Return the publishes that were sent and have no response, the oldest first."""
+    return cast("list[PendingPublish]", list(link.writer.pending.sent))  # a producer's requests are all publishes
+
+
+def _unsent(link: Connection) -> list[PendingPublish]:
+    """Return the publishes that were not sent."""
+    return cast("list[PendingPublish]", list(link.writer.pending.unsent))

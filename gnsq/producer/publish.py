@@ -1,7 +1,7 @@
 """One publish: its data, and the rules that decide its outcome.
 
-Pure: sends nothing, waits for nothing, reads no clock. The publish's owner is a Protocol in this module; its link hands
-it to the writer of a connection.
+Pure: sends nothing, waits for nothing, reads no clock. The publish's owner is a Protocol in this module; its link is
+the connection that it is sent on.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import copy
 import enum
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gnsq.errors import (
     NSQAuthFailed,
@@ -38,7 +38,6 @@ __all__ = [
     "Decision",
     "DeferredPublish",
     "Failure",
-    "Link",
     "MultiPublish",
     "PendingPublish",
     "PublishCounts",
@@ -210,65 +209,6 @@ class Unconfirmed(NamedTuple):
     error: NSQException
 
 
-class Link:
-    """Sends publishes to one nsqd over one connection.
-
-    Attributes:
-        address: ``host:port`` of the nsqd. There may be several links to one nsqd.
-        submit: Takes a publish. Later, Dispatcher.confirm() gets it, or one of its ``on_`` methods is called.
-        poll_reply: Looks for nsqd's response now, if it is likely to come within microseconds.
-        abort: Closes the connection with an error.
-        overdue: The oldest sent publish, if it was seen without a response after its deadline.
-    """
-
-    overdue: PendingPublish | None = None
-
-    def __init__(self, connection: Connection) -> None:
-        self.address = connection.address
-        self.submit: Callable[[PendingPublish], None] = connection.writer.submit
-        self.poll_reply = connection.poll_reply
-        self.abort = connection.abort
-        self._requests = connection.writer.pending
-        self._connection = connection
-
-    @property
-    def last_read(self) -> float:
-        """Monotonic time at which something has come from nsqd last, also a heartbeat."""
-        return self._connection.last_read
-
-    @property
-    def pending(self) -> int:
-        """Number of publishes that have no response: unsent and sent ones."""
-        return len(self._requests)
-
-    @property
-    def unsent(self) -> Collection[PendingPublish]:
-        """Pending publishes that were not sent."""
-        return cast("Collection[PendingPublish]", self._requests.unsent)  # a producer's requests are all publishes
-
-    @property
-    def sent(self) -> Collection[PendingPublish]:
-        """Pending publishes that were sent, the oldest first."""
-        return cast("Collection[PendingPublish]", self._requests.sent)
-
-    def expire_unsent(self, now: float) -> float:
-        """Remove the unsent publishes whose deadline has passed, and tell them by on_overdue().
-
-        Returns:
-            The earliest deadline of the others, or an earlier time.
-        """
-        self._requests.expire_unsent(now)
-        return self._requests.due
-
-    def withdraw(self, publishes: Collection[PendingPublish]) -> list[PendingPublish]:
-        """Remove those of the given publishes that were not sent.
-
-        Returns:
-            The removed publishes.
-        """
-        return self._requests.cancel_unsent(publishes)
-
-
 class PublishOwner(Protocol):
     """Decides how publishes end, and wakes their callers."""
 
@@ -320,7 +260,7 @@ class PendingPublish:
     members: Sequence[PendingPublish] = ()
     is_batchable = True
     reserved_bytes = 0
-    link: Link | None = None
+    link: Connection | None = None
     waiter: Any = None  # Any: a greenlet; gevent has no types
     result: PublishResult | None = None
     on_capacity: Callable[[], object] | None = None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from gnsq.producer.publish import Link
+from gnsq.nsqd.connection import Connection
 
 __all__ = ["Strategy", "StrategyOption", "make_strategy", "round_robin"]
 
-# A function that chooses the link for the next publish from those that can be used now, at least one.
-Strategy = Callable[[Sequence[Link]], Link]
+# A function that chooses the link, a connection, for the next publish from those that can be used now, at least one.
+Strategy = Callable[[Sequence[Connection]], Connection]
 # The option of a producer. Any: a function of the user may have types of its own.
 StrategyOption = Literal["round_robin"] | Callable[..., Any]
 
@@ -19,7 +19,7 @@ def round_robin() -> Strategy:
     """Use all links in turn."""
     turn = -1
 
-    def choose(links: Sequence[Link]) -> Link:
+    def choose(links: Sequence[Connection]) -> Connection:
         nonlocal turn
         turn = (turn + 1) % len(links)
         return links[turn]
@@ -35,8 +35,8 @@ def make_strategy(strategy: StrategyOption) -> Strategy:
     """
     if callable(strategy):
 
-        def choose(links: Sequence[Link]) -> Link:
-            chosen: Link = strategy(links)
+        def choose(links: Sequence[Connection]) -> Connection:
+            chosen: Connection = strategy(links)
             if chosen not in links:
                 raise ValueError(f"strategy {strategy!r} returned {chosen!r}, which is none of its links")
             return chosen

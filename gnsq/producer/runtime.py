@@ -36,7 +36,7 @@ from gnsq.nsqd.pool import ConnectionPool, FirstAttempts, ReconnectOptions
 from gnsq.options import ConnectionOptions
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
-from gnsq.producer.publish import Link, PendingPublish, PublishCounts, Unconfirmed, is_node_error
+from gnsq.producer.publish import PendingPublish, PublishCounts, Unconfirmed, is_node_error
 from gnsq.producer.result import PublishResult, ResultWaiters
 from gnsq.producer.routing import make_strategy
 from gnsq.signals import call_override
@@ -113,7 +113,7 @@ class ProducerRuntime(ConnectionListener):
             owner=owner,
         )
         self._addresses: set[str] = set()
-        self._links: dict[Connection, Link] = {}
+        self._links: list[Connection] = []
         self._first_attempts = FirstAttempts(self._clock, owner, looks_up=bool(producer.lookupds))
         # Each pool has one connection to each nsqd.
         self._pools = [self._make_pool() for _ in range(options.connections_per_nsqd)]
@@ -330,7 +330,7 @@ class ProducerRuntime(ConnectionListener):
         failures: dict[str, NSQException] = {}
         for pool in self._pools:
             failures |= pool.failures()
-        connected = {link.address for link in list(self._links.values())}
+        connected = {link.address for link in list(self._links)}
         return {address: error for address, error in failures.items() if address not in connected}
 
     @property
@@ -391,8 +391,8 @@ class ProducerRuntime(ConnectionListener):
         if connection.identity.auth:
             self._call(self._producer.handle_auth, connection, dict(connection.identity.auth))
         if connection.is_open:
-            link = self._links[connection] = Link(connection)
-            self.dispatcher.add(link)
+            self._links.append(connection)
+            self.dispatcher.add(connection)
 
     def on_oks(self, connection: Connection, requests: list[PendingPublish]) -> None:  # type: ignore[override]
         """Confirm publishes: a producer sends no other requests."""
@@ -408,9 +408,9 @@ class ProducerRuntime(ConnectionListener):
 
     def on_closed(self, connection: Connection) -> None:
         """Submit no more publishes to a connection."""
-        link = self._links.pop(connection, None)
-        if link is not None:
-            self.dispatcher.remove(link)
+        if connection in self._links:
+            self._links.remove(connection)
+            self.dispatcher.remove(connection)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         """Call a method of the producer. It must not wait for a response: this greenlet connects or reads responses."""

@@ -106,13 +106,15 @@ class ListLink:
 
     def __init__(self, address):
         self.address = address
+        self.writer = self
+        self.pending = self
+        self.due = 0.0
         self.unsent = []
         self.sent = []
         self.withdrawals = []
         self.submit = self.unsent.append
         self.polls = 0
         self.last_read = 0.0
-        self.overdue = None
         self.aborts = []
         self.abort = self.aborts.append  # the test itself decides what becomes of the publishes
 
@@ -120,8 +122,7 @@ class ListLink:
         """No response comes within microseconds."""
         self.polls += 1
 
-    @property
-    def pending(self):
+    def __len__(self):
         return len(self.unsent) + len(self.sent)
 
     def send(self):
@@ -132,11 +133,11 @@ class ListLink:
         return sent
 
     def expire_unsent(self, now):
-        for publish in self.withdraw([publish for publish in self.unsent if publish.deadline <= now]):
+        for publish in self.cancel_unsent([publish for publish in self.unsent if publish.deadline <= now]):
             publish.on_overdue(now)
-        return min([publish.deadline for publish in self.unsent], default=float("inf"))
+        self.due = min([publish.deadline for publish in self.unsent], default=float("inf"))
 
-    def withdraw(self, publishes):
+    def cancel_unsent(self, publishes):
         taken = [publish for publish in self.unsent if publish in publishes]
         self.unsent[:] = [publish for publish in self.unsent if publish not in taken]
         self.withdrawals.append(taken)
