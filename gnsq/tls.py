@@ -9,7 +9,7 @@ import contextlib
 import os
 import ssl
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -247,6 +247,7 @@ def make_context(
     cert_file: str | None = None,
     key_file: str | None = None,
     key_password: str | bytes | None = None,
+    named: Callable[[str], str] = option_text,
 ) -> ssl.SSLContext:
     """Build the TLS context of a client. By default it trusts the system's CAs, and checks certificate and host name.
 
@@ -254,6 +255,7 @@ def make_context(
         ca_certs: File, or directory in OpenSSL's layout, with the CAs to trust; None: the system's CAs.
         cert_reqs: ``CERT_REQUIRED`` or ``CERT_NONE``. ``CERT_OPTIONAL`` is the same as ``CERT_REQUIRED`` for a client.
         cert_file: The client's own certificate. If this file does not contain the key, key_file must be given.
+        named: Returns what error texts call ``ca_certs``, ``certificate`` and ``key``.
 
     Raises:
         ValueError: If a file can't be used, or the key is encrypted and there is no key_password.
@@ -264,7 +266,7 @@ def make_context(
         else:
             context = ssl.create_default_context(cafile=ca_certs)
     except OSError as error:
-        raise ValueError(f"{option_text('ca_certs')} {ca_certs!r} can't be used: {error}") from error
+        raise ValueError(f"{named('ca_certs')} {ca_certs!r} can't be used: {error}") from error
     if cert_reqs == "CERT_NONE":
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -274,8 +276,9 @@ def make_context(
         context.load_cert_chain(cert_file, key_file, _no_prompt if key_password is None else key_password)
         text = Path(cert_file).read_text(errors="replace")
     except OSError as error:
-        _check_readable(("certificate", cert_file), ("key", key_file))
-        raise ValueError(f"certificate {cert_file!r} with key {key_file!r} can't be used: {error}") from error
+        certificate, key = named("certificate"), named("key")
+        _check_readable((certificate, cert_file), (key, key_file))
+        raise ValueError(f"{certificate} {cert_file!r} with {key} {key_file!r} can't be used: {error}") from error
     # The client's own certificate comes before those of its CAs.
     own = text[text.find(ssl.PEM_HEADER) :].partition(ssl.PEM_FOOTER)
     der = ssl.PEM_cert_to_DER_cert("".join(own[:2])) if own[0].startswith(ssl.PEM_HEADER) and own[1] else b""
@@ -295,7 +298,7 @@ def _check_readable(*files: tuple[str, str | None]) -> None:
 
 def _no_prompt() -> str:
     # Without this function OpenSSL would ask for the password at the terminal, and block the hub.
-    raise ValueError("the key is encrypted: give its key_password")
+    raise ValueError("the key is encrypted: give its key_password where there is such an option, or decrypt it")
 
 
 def client_context(options: ConnectionOptions) -> ssl.SSLContext:

@@ -96,7 +96,7 @@ FOLDERS = {
         *["Consumer", "LookupdClient", "Message", "NsqdHTTPClient", "Producer", "PublishResult"],
         *["addresses", "backofftimer", "census", "cli", "concurrency", "consumer", "contrib"],
         *["dead_letter", "errors", "finish_all"],
-        *["localfiles", "logs", "options", "producer", "protocol", "running", "settings", "startup", "texts"],
+        *["localfiles", "logs", "options", "producer", "protocol", "running", "settings", "startup", "texts", "tls"],
     },
 }
 

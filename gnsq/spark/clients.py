@@ -84,31 +84,9 @@ def _auth_secret(options: ConnectOptions) -> bytes | None:
 
 
 def _context(options: ConnectOptions) -> ssl.SSLContext:
-    """Make a TLS context. It checks the server's certificate and host name, unless tlsVerify is false, and trusts the
-    system's CAs, unless tlsCaFile names others."""
-    import ssl  # takes 8 ms to load
+    from gnsq.tls import make_context  # imports ssl, which takes 8 ms to load
 
-    try:
-        context = ssl.create_default_context(cafile=options.tls_ca_file or None)
-    except OSError as error:
-        raise ValueError(f"{named('tls_ca_file')} {options.tls_ca_file!r} can't be used: {error}") from error
-    if not options.tls_verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if options.tls_cert_file:
-        for name in ("tls_cert_file", "tls_key_file"):
-            path = getattr(options, name)
-            try:
-                if path:
-                    open(path, "rb").close()
-            except OSError as error:  # ssl does not say which of the two
-                raise ValueError(f"{named(name)} {path!r} can't be read: {reason_of(error)}") from error
-        try:
-            # Without a password, OpenSSL would ask for that of an encrypted key at the terminal.
-            context.load_cert_chain(options.tls_cert_file, options.tls_key_file or None, password="")
-        except OSError as error:
-            raise ValueError(
-                f"{named('tls_cert_file')} {options.tls_cert_file!r}, {named('tls_key_file')} {options.tls_key_file!r} "
-                f"can't be used: {error}; the key must not be encrypted"
-            ) from error
-    return context
+    names = {"ca_certs": named("tls_ca"), "certificate": named("tls_cert"), "key": named("tls_key")}
+    verify = "CERT_REQUIRED" if options.tls_verify else "CERT_NONE"
+    files = (options.tls_ca or None, verify, options.tls_cert or None, options.tls_key or None)
+    return make_context(*files, named=lambda name: names.get(name, name))

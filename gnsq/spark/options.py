@@ -57,13 +57,9 @@ class ConnectOptions(Options):
         10.0, "time between two requests to each nsqlookupd", unit="s", minimum=0.01, maximum=86400
     )
     tls: bool = option(False, "encrypt the connections to nsqd, and refuse an nsqd that does not offer TLS")
-    tls_ca_file: str = option(
-        "", "PEM file with the CAs to trust, also for https:// addresses; default: the system's CAs"
-    )
-    tls_cert_file: str = option("", "PEM file with the client's certificate, also for https:// addresses")
-    tls_key_file: str = option(
-        "", "PEM file with the certificate's key, not encrypted; default: in the certificate's file"
-    )
+    tls_ca: str = option("", "PEM file with the CAs to trust, also for https:// addresses; default: the system's CAs")
+    tls_cert: str = option("", "PEM file with the client's certificate, also for https:// addresses")
+    tls_key: str = option("", "PEM file with the certificate's key, not encrypted; default: in the certificate's file")
     tls_server_hostname: str = option("", "name that nsqd's certificate must have; default: the host of its address")
     tls_verify: bool = option(True, "check certificates; false accepts any certificate for any host name")
     compression: str = option(
@@ -102,16 +98,16 @@ class ConnectOptions(Options):
             if any("@" in address for address in getattr(self, name, ())):
                 raise ValueError(
                     f"{named(name)} holds a user or password (not shown), which Spark would show in its plans: "
-                    f"leave it out; a certificate ({named('tls_cert_file')}) is another way to be known"
+                    f"leave it out; a certificate ({named('tls_cert')}) is another way to be known"
                 )
         if self.auth_secret and self.auth_secret_file:
             raise ValueError(f"{named('auth_secret')} and {named('auth_secret_file')} are both given: one of them")
-        if self.tls_key_file and not self.tls_cert_file:
-            raise ValueError(f"{named('tls_key_file')} is given without {named('tls_cert_file')}")
+        if self.tls_key and not self.tls_cert:
+            raise ValueError(f"{named('tls_key')} is given without {named('tls_cert')}")
         # Refuse options of TLS if TLS is off: a user who sets them expects encryption.
         of_tls: dict[str, object] = {"tls_server_hostname": self.tls_server_hostname}
         if not self.uses_https:
-            of_tls |= {name: getattr(self, name) for name in ("tls_ca_file", "tls_cert_file")}
+            of_tls |= {name: getattr(self, name) for name in ("tls_ca", "tls_cert")}
             of_tls["tls_verify"] = not self.tls_verify
         for name, is_given in of_tls.items():
             if is_given and not self.tls:

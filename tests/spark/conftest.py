@@ -189,9 +189,9 @@ def secured_nsqd(fakensqd_certificates, tmp_path):
     server, client = fakensqd_certificates.server(), fakensqd_certificates.client()
     options = {
         "tls": True,
-        "tls_ca_file": fakensqd_certificates.ca,
-        "tls_cert_file": client.certificate,
-        "tls_key_file": client.key,
+        "tls_ca": fakensqd_certificates.ca,
+        "tls_cert": client.certificate,
+        "tls_key": client.key,
         "auth_secret_file": str(tmp_path / "secret"),
     }
     with (

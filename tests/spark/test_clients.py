@@ -23,7 +23,7 @@ def test_default_options_use_no_tls_and_no_auth():
 @pytest.mark.parametrize("kind", [Consumer, Producer])
 def test_clients_accept_the_keywords(kind, fakensqd_certificates):
     given = options(
-        tls=True, tls_ca_file=fakensqd_certificates.ca, compression="deflate", auth_secret="s",
+        tls=True, tls_ca=fakensqd_certificates.ca, compression="deflate", auth_secret="s",
         lookupd_http_addresses=("https://x",),
     )  # fmt: skip
 
@@ -33,7 +33,7 @@ def test_clients_accept_the_keywords(kind, fakensqd_certificates):
 
 
 def test_tls_checks_certificate_and_host(fakensqd_certificates):
-    context = connection_keywords(options(tls=True, tls_ca_file=fakensqd_certificates.ca))["tls_context"]
+    context = connection_keywords(options(tls=True, tls_ca=fakensqd_certificates.ca))["tls_context"]
 
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
 
@@ -49,9 +49,9 @@ def test_https_uses_the_same_certificates(fakensqd_certificates):
     keywords = http_keywords(
         options(
             lookupd_http_addresses=("https://x:1",),
-            tls_ca_file=fakensqd_certificates.ca,
-            tls_cert_file=client.certificate,
-            tls_key_file=client.key,
+            tls_ca=fakensqd_certificates.ca,
+            tls_cert=client.certificate,
+            tls_key=client.key,
         )
     )
 
@@ -71,16 +71,12 @@ def test_secret_comes_from_a_file(tmp_path):
             {"auth_secret_file": "/none"}, "option authSecretFile '/none' can't be read: No such", id="secret"
         ),
         pytest.param({"auth_secret_file": "/dev/null"}, "option authSecretFile '/dev/null' is empty", id="empty"),
+        pytest.param({"tls": True, "tls_ca": "/none"}, "option tlsCa '/none' can't be used: .*No such", id="CA"),
+        pytest.param({"tls": True, "tls_ca": "/dev/null"}, "option tlsCa '/dev/null' can't be used", id="no CA"),
+        pytest.param({"tls": True, "tls_cert": "/none"}, "option tlsCert '/none' .*No such", id="cert"),
         pytest.param(
-            {"tls": True, "tls_ca_file": "/none"}, "option tlsCaFile '/none' can't be used: .*No such", id="CA"
-        ),
-        pytest.param(
-            {"tls": True, "tls_ca_file": "/dev/null"}, "option tlsCaFile '/dev/null' can't be used", id="no CA"
-        ),
-        pytest.param({"tls": True, "tls_cert_file": "/none"}, "option tlsCertFile '/none' .*No such", id="cert"),
-        pytest.param(
-            {"tls": True, "tls_cert_file": __file__, "tls_key_file": "/no"},
-            "option tlsKeyFile '/no' .*No such",
+            {"tls": True, "tls_cert": __file__, "tls_key": "/no"},
+            "option tlsKey '/no' .*No such",
             id="key",
         ),
     ],
@@ -99,9 +95,9 @@ def test_encrypted_key_is_an_error(tmp_path, fakensqd_certificates):
     (tmp_path / "key").write_bytes(
         key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.BestAvailableEncryption(b"hush"))
     )
-    given = {"tls": True, "tls_cert_file": client.certificate, "tls_key_file": str(tmp_path / "key")}
+    given = {"tls": True, "tls_cert": client.certificate, "tls_key": str(tmp_path / "key")}
 
-    with pytest.raises(ValueError, match="the key must not be encrypted"):
+    with pytest.raises(ValueError, match="the key is encrypted"):
         connection_keywords(options(**given))
 
 

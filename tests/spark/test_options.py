@@ -98,8 +98,8 @@ def test_spool_mode_is_octal(text, mode):
         pytest.param({"compression": "zip"}, "option compression 'zip' must be one of none, snappy, deflate", id="zip"),
         pytest.param({"compression": "snappy,deflate"}, "'snappy,deflate' must be one of", id="both compressions"),
         pytest.param({"authSecret": "a", "authSecretFile": "b"}, "authSecretFile are both given", id="secrets"),
-        pytest.param({"tlsKeyFile": "k", "tls": "true"}, "without option tlsCertFile", id="key alone"),
-        pytest.param({"tlsCaFile": "c"}, "tlsCaFile is given, but option tls is not true", id="CA without TLS"),
+        pytest.param({"tlsKey": "k", "tls": "true"}, "without option tlsCert", id="key alone"),
+        pytest.param({"tlsCa": "c"}, "tlsCa is given, but option tls is not true", id="CA without TLS"),
         pytest.param({"tlsVerify": "false"}, "tlsVerify is given, but option tls is not true", id="verify without TLS"),
         pytest.param(
             {"tlsServerHostname": "h", "lookupdHttpAddresses": "https://l"}, "tlsServerHostname is given", id="hostname"
@@ -167,7 +167,7 @@ def test_error_beside_a_secret_does_not_show_it():
 
 
 def test_https_needs_no_tls_to_nsqd():
-    options = ReadOptions.parse({**READ, "lookupdHttpAddresses": "HTTPS://l", "tlsCaFile": "ca", "tlsVerify": "False"})
+    options = ReadOptions.parse({**READ, "lookupdHttpAddresses": "HTTPS://l", "tlsCa": "ca", "tlsVerify": "False"})
 
     assert options.uses_https
     assert not options.tls

@@ -239,15 +239,15 @@ def test_queries_of_patterns_know_the_channels_that_a_new_topic_needs(tmp_path):
 
 
 def test_options_reach_the_source(tmp_path):
-    options = {"tls": "true", "tls_ca_file": "/ca.pem", "maxInFlight": "9", "auth_secret": "x"}
+    options = {"tls": "true", "tls_ca": "/ca.pem", "maxInFlight": "9", "auth_secret": "x"}
     made = job(tmp_path, nsq=options)
     [clicks] = made.queries
 
-    assert [clicks.source[name] for name in ("tls", "tlsCaFile", "maxInFlight", "authSecret")] == [
+    assert [clicks.source[name] for name in ("tls", "tlsCa", "maxInFlight", "authSecret")] == [
         *("true", "/ca.pem", "9", "x"),
     ]
     assert {name.lower() for name in clicks.source} - set(_OWN_OPTIONS) == {
-        *("tls", "tlscafile", "maxinflight", "authsecret", "minrowsperbatch", "maxtriggerdelay"),
+        *("tls", "tlsca", "maxinflight", "authsecret", "minrowsperbatch", "maxtriggerdelay"),
     }
     assert "'x'" not in repr(made)
     assert "'x'" not in repr(clicks)
@@ -330,12 +330,12 @@ PAGES = metric()
         pytest.param((), {"deduplicate": 1e-9}, "deduplicate 1e-09 must be within 0.001 to 31536000 or 0 s", id="low"),
         pytest.param((), {"receivers": "moon"}, "receivers 'moon' must be one of driver, external", id="receivers"),
         pytest.param((), {"setup": "f"}, "setup: 'f' is not a function as module:name", id="setup"),
-        pytest.param((), {"nsq": {"tlsCaFiel": "x"}}, "option tlsCaFiel is unknown; did you mean tlsCaFile", id="nsq"),
+        pytest.param((), {"nsq": {"tlsAc": "x"}}, "option tlsAc is unknown; did you mean tlsCa", id="nsq"),
         pytest.param((), {"nsq": {"spool": "x"}}, "nsq: spool is the job's own: use spool", id="own option"),
         pytest.param(
             (), {"nsq": {"max_in_flight": "many"}}, "nsq: option maxInFlight must be a whole number", id="value"
         ),
-        pytest.param((), {"nsq": {"tlsCaFile": "/x"}}, "nothing is encrypted", id="TLS that is not used"),
+        pytest.param((), {"nsq": {"tlsCa": "/x"}}, "nothing is encrypted", id="TLS that is not used"),
         pytest.param(
             (), {"spark": {"spark.sql.session.timeZone": "Asia/Tokyo"}}, "days, hours and windows are UTC's", id="zone"
         ),

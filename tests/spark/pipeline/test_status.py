@@ -438,7 +438,7 @@ def test_nothing_has_run_and_nobody_answers(tmp_path):
 
 def test_bad_places_and_files_are_told(tmp_path):
     (tmp_path / "work").write_text("a file")
-    https = {"nsqd_http_addresses": ("https://127.0.0.1:1",), "nsq": {"tlsCaFile": str(tmp_path / "none")}}
+    https = {"nsqd_http_addresses": ("https://127.0.0.1:1",), "nsq": {"tlsCa": str(tmp_path / "none")}}
 
     lines = list(status_lines(job(tmp_path, **https), NOW))
 

@@ -125,7 +125,7 @@ def test_every_option_that_a_receiver_needs_has_its_flag():
 
     flags = set(re.findall(r"^  (?:-v, )?(--[a-z-]+)", text, re.MULTILINE))
     assert flags >= {"--topic", "--topic-pattern", "--channel", "--spool", "--nsqd-tcp-address"}
-    assert flags >= {"--lookupd-http-address", "--tls", "--tls-ca-file", "--auth-secret-file", "--max-in-flight"}
+    assert flags >= {"--lookupd-http-address", "--tls", "--tls-ca", "--auth-secret-file", "--max-in-flight"}
     assert "--auth-secret " not in text
     assert "Default: 10000." in text
 
@@ -149,8 +149,8 @@ def test_receiver_program_connects_with_tls_and_auth(secured_nsqd, spool, tmp_pa
     with NsqdHTTPClient.from_url(nsqd.http_address) as client:
         client.multipublish("clicks", numbered(10))
     flags = [
-        *["--tls", "--tls-ca-file", options["tls_ca_file"], "--tls-cert-file", options["tls_cert_file"]],
-        *["--tls-key-file", options["tls_key_file"], "--compression", "snappy"],
+        *["--tls", "--tls-ca", options["tls_ca"], "--tls-cert", options["tls_cert"]],
+        *["--tls-key", options["tls_key"], "--compression", "snappy"],
     ]
     with running(
         command(*HERE, "--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", nsqd.tcp_address, *flags),
@@ -172,7 +172,7 @@ def refused(tmp_path, *arguments, status=2, **environ):
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("TLS_CA_FILE", "x", "GNSQ_RECEIVER_TLS_CA_FILE is given, but --tls is not true"),
+        ("TLS_CA", "x", "GNSQ_RECEIVER_TLS_CA is given, but --tls is not true"),
         ("MAX_IN_FLIGHT", "0", "environment variable GNSQ_RECEIVER_MAX_IN_FLIGHT: max_in_flight 0 must be"),
     ],
 )
@@ -183,7 +183,7 @@ def test_errors_name_variables(tmp_path, name, value, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        pytest.param(["--tls-ca-file", "x"], "--tls-ca-file is given, but --tls is not true", id="CA without TLS"),
+        pytest.param(["--tls-ca", "x"], "--tls-ca is given, but --tls is not true", id="CA without TLS"),
         pytest.param(["--max-in-flight", "0"], "max_in_flight 0 must be at least 1", id="bound"),
         pytest.param(
             ["--health-address", "127.0.0.1"], "'--health-address': address '127.0.0.1' has no port", id="port"

@@ -314,9 +314,9 @@ def test_encrypted_authorized_and_compressed(secured_nsqd, spool, receive, compr
     ("changes", "words"),
     [
         pytest.param({"auth_secret_file": "", "auth_secret": "wrong secret"}, "E_AUTH", id="secret"),
-        pytest.param({"tls_cert_file": "", "tls_key_file": ""}, "certificate", id="no client certificate"),
+        pytest.param({"tls_cert": "", "tls_key": ""}, "certificate", id="no client certificate"),
         pytest.param({"tls_server_hostname": "elsewhere"}, "elsewhere", id="host name"),
-        pytest.param({"tls_ca_file": ""}, "certificate", id="unknown CA"),
+        pytest.param({"tls_ca": ""}, "certificate", id="unknown CA"),
     ],
 )
 def test_refused_connection_is_logged_with_its_reason(secured_nsqd, receive, caplog, changes, words):
