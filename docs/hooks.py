@@ -266,34 +266,31 @@ def error_codes_table() -> str:
     )
 
 
-# Side -> its table of names, kinds and meanings; what a name begins with; the label.
-_SPARK_METRICS = {
-    "pipeline": ("gnsq.spark.pipeline.exporter.METRICS", "pipeline", "query"),
-    "receiver": ("gnsq.spark.receiver.metrics.METRICS", "receiver", "channel"),
-}
+# Of Spark: a side, and the module that has its families.
+_SPARK_METRICS = {"pipeline": "gnsq.spark.pipeline.exporter", "receiver": "gnsq.spark.receiver.metrics"}
 
 
-def metrics_table(side: str) -> str:
-    """Make the table of the metrics of a side: ``consumer``, ``producer``, ``nsq``, or one of _SPARK_METRICS."""
+def families(side: str) -> list[Any]:  # Any: its class is private
+    """Return the metrics of a side: ``consumer``, ``producer``, ``nsq``, or one of _SPARK_METRICS."""
     from gnsq.contrib.prometheus import _FAMILIES, _NSQD_FAMILIES
 
     if side in _SPARK_METRICS:
-        path, prefix, label = _SPARK_METRICS[side]
-        rows = [(f"{prefix}_{name}", kind, (label,), meaning) for name, kind, meaning, *_ in _named(path)]
-    else:
-        every = (*_FAMILIES.values(), *_NSQD_FAMILIES.values())
-        families = [family for family in every if family.name.startswith(side)]
-        rows = [(family.name, family.kind, family.labels, family.meaning) for family in families]
+        return [*_named(f"{_SPARK_METRICS[side]}.FAMILIES").values()]
+    return [family for family in (*_FAMILIES.values(), *_NSQD_FAMILIES) if family.name.startswith(side)]
+
+
+def metrics_table(side: str) -> str:
+    """Make the table of the metrics of a side, as in families()."""
     return _table(
         ("metric", "kind", "labels", "meaning"),
         (
             (
-                f"`gnsq_{name}{'_total' if kind == 'counter' else ''}`",
-                kind,
-                ", ".join(f"`{label}`" for label in labels),
-                meaning,
+                f"`gnsq_{family.name}{'_total' if family.kind == 'counter' else ''}`",
+                family.kind,
+                ", ".join(f"`{label}`" for label in family.labels),
+                family.meaning,
             )
-            for name, kind, labels, meaning in rows
+            for family in families(side)
         ),
     )
 

@@ -42,7 +42,7 @@ class Metric:
 
     Attributes:
         kind: A counter never falls.
-        name: Name after ``gnsq_consumer_`` or ``gnsq_producer_``.
+        name: Name after that of the side, such as ``gnsq_consumer_``.
         meaning: What the value is.
         label: Of a field that is a dict: the label whose values are the keys.
         is_maximum: True: if consumers of the same topic and channel are shown together, the largest value is shown, and
@@ -350,16 +350,16 @@ class NsqdChannelStats(TypedDict):
     """A channel. clients is None if include_clients=False was given."""
 
     channel_name: str
-    depth: int
+    depth: Annotated[int, gauge("channel_depth", "Messages of a channel that wait for a consumer.")]
     backend_depth: int
-    in_flight_count: int
-    deferred_count: int
-    message_count: int
-    requeue_count: int
-    timeout_count: int
+    in_flight_count: Annotated[int, gauge("channel_in_flight", "Messages that were delivered and not answered.")]
+    deferred_count: Annotated[int, gauge("channel_deferred", "Messages that wait for their time.")]
+    message_count: Annotated[int, counter("channel_messages", "Messages that came into a channel.")]
+    requeue_count: Annotated[int, counter("channel_requeued", "Messages that consumers have requeued.")]
+    timeout_count: Annotated[int, counter("channel_timed_out", "Messages that timed out.")]
     clients: list[NsqdClientStats] | None
-    paused: bool
-    client_count: NotRequired[int]
+    paused: Annotated[bool, gauge("channel_paused", "1 if the channel is paused.")]
+    client_count: Annotated[NotRequired[int], gauge("channel_clients", "Consumers of a channel.")]
     e2e_processing_latency: NotRequired[NsqdLatencies]
 
 
@@ -368,11 +368,11 @@ class NsqdTopicStats(TypedDict):
 
     topic_name: str
     channels: list[NsqdChannelStats]
-    depth: int
+    depth: Annotated[int, gauge("topic_depth", "Messages of a topic that no channel has yet.")]
     backend_depth: int
-    message_count: int
+    message_count: Annotated[int, counter("topic_messages", "Messages that were published to a topic.")]
     message_bytes: NotRequired[int]
-    paused: NotRequired[bool]
+    paused: Annotated[NotRequired[bool], gauge("topic_paused", "1 if the topic is paused.")]
     e2e_processing_latency: NotRequired[NsqdLatencies]
 
 

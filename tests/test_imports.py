@@ -96,7 +96,8 @@ FOLDERS = {
         *["Consumer", "LookupdClient", "Message", "NsqdHTTPClient", "Producer", "PublishResult"],
         *["addresses", "backofftimer", "census", "cli", "concurrency", "consumer", "contrib"],
         *["dead_letter", "errors", "finish_all"],
-        *["localfiles", "logs", "options", "producer", "protocol", "running", "settings", "startup", "texts", "tls"],
+        *["localfiles", "logs", "options", "producer", "protocol", "running", "settings", "startup", "stats"],
+        *["texts", "tls"],
     },
 }
 

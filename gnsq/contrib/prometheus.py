@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -27,6 +29,9 @@ from gnsq.stats import (
     ConsumerStats,
     Histogram,
     MessageCounts,
+    Metric,
+    NsqdChannelStats,
+    NsqdTopicStats,
     ProducerConnectionStats,
     ProducerStats,
     metrics_of,
@@ -62,8 +67,8 @@ class _Family:
         return kinds[self.kind](f"gnsq_{self.name}", self.meaning, labels=self.labels)
 
 
-def _families_of(statistics: type, side: str, *labels: str) -> dict[str, _Family]:
-    """Return the metrics of a class of statistics by the names of their fields."""
+def families(metrics: Mapping[str, Metric], side: str, *labels: str) -> dict[str, _Family]:
+    """Return the metrics of a side by the names of their attributes."""
     return {
         name: _Family(
             metric.kind,
@@ -72,16 +77,27 @@ def _families_of(statistics: type, side: str, *labels: str) -> dict[str, _Family
             metric.meaning,
             metric.is_maximum,
         )
-        for name, metric in metrics_of(statistics).items()
+        for name, metric in metrics.items()
     }
 
 
+def collected(known: Mapping[str, _Family], records: Mapping[tuple[str, ...], object]) -> list[Any]:
+    """Return metrics of prometheus_client with the values of records, which are by their labels. A value that is None
+    is not shown. The name of an attribute may have dots."""
+    metrics = {name: family.make() for name, family in known.items()}
+    for labels, record in records.items():
+        for name, metric in metrics.items():
+            if (value := attrgetter(name)(record)) is not None:
+                metric.add_metric(labels, float(value))
+    return list(metrics.values())
+
+
 _FIELDS: dict[type, dict[str, _Family]] = {
-    ConsumerStats: _families_of(ConsumerStats, "consumer", "topic", "channel"),
-    ConnectionStats: _families_of(ConnectionStats, "consumer", "topic", "channel", "nsqd"),
-    MessageCounts: _families_of(MessageCounts, "consumer", "topic", "channel", "nsqd"),
-    ProducerStats: _families_of(ProducerStats, "producer"),
-    ProducerConnectionStats: _families_of(ProducerConnectionStats, "producer", "nsqd"),
+    ConsumerStats: families(metrics_of(ConsumerStats), "consumer", "topic", "channel"),
+    ConnectionStats: families(metrics_of(ConnectionStats), "consumer", "topic", "channel", "nsqd"),
+    MessageCounts: families(metrics_of(MessageCounts), "consumer", "topic", "channel", "nsqd"),
+    ProducerStats: families(metrics_of(ProducerStats), "producer"),
+    ProducerConnectionStats: families(metrics_of(ProducerConnectionStats), "producer", "nsqd"),
 }
 _FAMILIES = {family.name: family for fields in _FIELDS.values() for family in fields.values()}
 
@@ -179,33 +195,14 @@ def _filled(family: _Family, values: dict[tuple[str, ...], Any]) -> Any:  # Any:
 # Seconds. By default Prometheus waits 10 s for a scrape, which may ask an nsqlookupd and then the nsqds.
 NSQD_TIMEOUT = 4.0
 
-# Metrics of the topics of an nsqd and of their channels: kind, name, meaning, key of the statistics.
-_NSQD = {
-    "topic": [
-        ("gauge", "topic_depth", "Messages of a topic that no channel has yet.", "depth"),
-        ("counter", "topic_messages", "Messages that were published to a topic.", "message_count"),
-        ("gauge", "topic_paused", "1 if the topic is paused.", "paused"),
-    ],
-    "channel": [
-        ("gauge", "channel_depth", "Messages of a channel that wait for a consumer.", "depth"),
-        ("gauge", "channel_in_flight", "Messages that were delivered and not answered.", "in_flight_count"),
-        ("gauge", "channel_deferred", "Messages that wait for their time.", "deferred_count"),
-        ("counter", "channel_messages", "Messages that came into a channel.", "message_count"),
-        ("counter", "channel_requeued", "Messages that consumers have requeued.", "requeue_count"),
-        ("counter", "channel_timed_out", "Messages that timed out.", "timeout_count"),
-        ("gauge", "channel_clients", "Consumers of a channel.", "client_count"),
-        ("gauge", "channel_paused", "1 if the channel is paused.", "paused"),
-    ],
-}
-_NSQD_LABELS = {"topic": ("nsqd", "topic"), "channel": ("nsqd", "topic", "channel")}
-_NSQD_FAMILIES = {
-    name: _Family(kind, f"nsqd_{name}", _NSQD_LABELS[level], meaning)
-    for level, table in _NSQD.items()
-    for kind, name, meaning, _ in table
-} | {
-    "up": _Family("gauge", "nsqd_up", ("nsqd",), "1 if the nsqd answers."),
-    "lookupd_up": _Family("gauge", "nsqlookupd_up", ("nsqlookupd",), "1 if the nsqlookupd answers."),
-}
+# Of topics, and of channels.
+_NSQD = (
+    families(metrics_of(NsqdTopicStats), "nsqd", "nsqd", "topic"),
+    families(metrics_of(NsqdChannelStats), "nsqd", "nsqd", "topic", "channel"),
+)
+_UP = _Family("gauge", "nsqd_up", ("nsqd",), "1 if the nsqd answers.")
+_LOOKUPD_UP = _Family("gauge", "nsqlookupd_up", ("nsqlookupd",), "1 if the nsqlookupd answers.")
+_NSQD_FAMILIES = [_UP, _LOOKUPD_UP, *(family for level in _NSQD for family in level.values())]
 
 
 class NsqdCollector:
@@ -249,29 +246,28 @@ class NsqdCollector:
 
     def describe(self) -> list[Any]:  # Any: families of prometheus_client, as in collect()
         """Return all metrics without values. prometheus_client calls this when the collector is registered."""
-        return [family.make() for family in _NSQD_FAMILIES.values()]
+        return [family.make() for family in _NSQD_FAMILIES]
 
     def collect(self) -> list[Any]:
         """Ask all servers, and return the metrics with their values."""
         return self._thread.call(self._collect)
 
     def _collect(self) -> list[Any]:
-        families = {name: family.make() for name, family in _NSQD_FAMILIES.items()}
+        metrics = {family: family.make() for family in _NSQD_FAMILIES}
         polled = self._census.poll()
         for address, error in polled.lookupds.items():
-            families["lookupd_up"].add_metric((_host_and_port(address),), not error)
+            metrics[_LOOKUPD_UP].add_metric((_host_and_port(address),), not error)
         for node in polled.nodes:
-            families["up"].add_metric((_host_and_port(node.address),), node.stats is not None)
+            metrics[_UP].add_metric((_host_and_port(node.address),), node.stats is not None)
         for node in polled.reached:
             for names, counts in node.counts.items():
                 if any(map(is_ephemeral, names)):
                     continue
-                level = "channel" if names[1] else "topic"
                 labels = (_host_and_port(node.address), *filter(None, names))
-                for _, name, _, key in _NSQD[level]:
+                for key, family in _NSQD[bool(names[1])].items():
                     if counts[key] is not None:
-                        families[name].add_metric(labels, counts[key])
-        return list(families.values())
+                        metrics[family].add_metric(labels, counts[key])
+        return list(metrics.values())
 
 
 def _host_and_port(url: str) -> str:

@@ -8,7 +8,6 @@ import shutil
 import pytest
 import yaml
 
-from gnsq.contrib.prometheus import _FAMILIES, _NSQD_FAMILIES
 from tests.docs.pages import ROOT, hooks
 from tests.helpers import run
 
@@ -20,13 +19,9 @@ _METRIC = re.compile(r"\bgnsq_\w+")
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 METRICS = {
     f"gnsq_{family.name}{suffix}": family.labels
-    for family in (*_FAMILIES.values(), *_NSQD_FAMILIES.values())
+    for side in ("consumer", "producer", "nsq", "pipeline", "receiver")
+    for family in hooks.families(side)
     for suffix in _SUFFIXES[family.kind]
-} | {
-    f"gnsq_{prefix}_{name}{suffix}": (label,)
-    for path, prefix, label in hooks._SPARK_METRICS.values()
-    for name, kind, *_ in hooks._named(path)
-    for suffix in _SUFFIXES[kind]
 }
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus' promtool is not installed")
 

@@ -4,47 +4,44 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from operator import attrgetter
 from typing import Any
 
 from gnsq.addresses import format_address, parse_address
+from gnsq.contrib.prometheus import collected, families
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.status import QueryStatus
+from gnsq.stats import counter, gauge
 from gnsq.texts import reason_of
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 except ImportError as error:
     raise ImportError("prometheus_client is not installed; it comes with: pip install 'gnsq[prometheus]'") from error
 
-__all__ = ["METRICS", "PipelineCollector", "serving"]
+__all__ = ["FAMILIES", "PipelineCollector", "serving"]
 
-# Name after gnsq_pipeline_, kind, meaning, and attribute of QueryStatus; None as its value: not shown. All have the
-# label query.
-METRICS = [
-    ("rows", "counter", "Messages that the query has read, in committed batches.", "total.rows"),
-    ("batches", "counter", "Committed batches with rows.", "batches"),
-    ("entered", "counter", "Events that reached the table or the aggregation.", "total.entered"),
-    ("malformed", "counter", "Events that do not fit; those of a table are its dead letters.", "total.malformed"),
-    ("rescued", "counter", "Events of which some values did not fit and are in _rescued.", "total.rescued"),
-    ("duplicates", "counter", "Messages that were left out as duplicates.", "total.duplicates"),
-    ("late", "counter", "Windows and keys that were left out, since they were later than keep_windows.", "total.late"),
-    ("restarts", "counter", "How often the query was started again after it had failed.", "restarts"),
-    ("running", "gauge", "1 while the query runs, 0 while it waits to be started again.", "is_running"),
-    ("rows_per_second", "gauge", "Rows per second of the last batch; 0 while there is nothing to read.", "rate"),
-    ("last_batch_seconds", "gauge", "How long the last batch with rows took.", "seconds"),
-    ("messages_waiting", "gauge", "Messages that wait, or are in flight, at nsqd. Missing if unknown.", "waiting"),
-    ("messages_spooled", "gauge", "Messages in the spool that no committed batch has. Missing if unknown.", "spooled"),
-    ("lag_seconds", "gauge", "From the newest message's publishing to the end of its batch; 0 if all is read.", "lag"),
-    ("state_rows", "gauge", "Rows of the query's state.", "state_rows"),
-    ("state_bytes", "gauge", "Bytes of the query's state, on disk and in memory.", "state_bytes"),
-    (
-        *("last_progress_timestamp_seconds", "gauge", "Unix time of the last progress; at first, of the start."),
-        "progress_at",
-    ),
-    ("trouble", "gauge", "1 while the query fails, or something keeps messages from it, else 0.", "has_trouble"),
-]
+# By the attributes of QueryStatus; None as a value: not shown.
+METRICS = {
+    "total.rows": counter("rows", "Messages that the query has read, in committed batches."),
+    "batches": counter("batches", "Committed batches with rows."),
+    "total.entered": counter("entered", "Events that reached the table or the aggregation."),
+    "total.malformed": counter("malformed", "Events that do not fit; those of a table are its dead letters."),
+    "total.rescued": counter("rescued", "Events of which some values did not fit and are in _rescued."),
+    "total.duplicates": counter("duplicates", "Messages that were left out as duplicates."),
+    "total.late": counter("late", "Windows and keys that were left out, since they were later than keep_windows."),
+    "restarts": counter("restarts", "How often the query was started again after it had failed."),
+    "is_running": gauge("running", "1 while the query runs, 0 while it waits to be started again."),
+    "rate": gauge("rows_per_second", "Rows per second of the last batch; 0 while there is nothing to read."),
+    "seconds": gauge("last_batch_seconds", "How long the last batch with rows took."),
+    "waiting": gauge("messages_waiting", "Messages that wait, or are in flight, at nsqd. Missing if unknown."),
+    "spooled": gauge("messages_spooled", "Messages in the spool that no committed batch has. Missing if unknown."),
+    "lag": gauge("lag_seconds", "From the newest message's publishing to the end of its batch; 0 if all is read."),
+    "state_rows": gauge("state_rows", "Rows of the query's state."),
+    "state_bytes": gauge("state_bytes", "Bytes of the query's state, on disk and in memory."),
+    "progress_at": gauge("last_progress_timestamp_seconds", "Unix time of the last progress; at first, of the start."),
+    "has_trouble": gauge("trouble", "1 while the query fails, or something keeps messages from it, else 0."),
+}
+FAMILIES = families(METRICS, "pipeline", "query")
 
 
 class PipelineCollector:
@@ -59,16 +56,7 @@ class PipelineCollector:
 
     def collect(self) -> list[Any]:  # Any: families of prometheus_client
         """Return all metrics with their values."""
-        records = list(self._records())
-        families = []
-        for name, kind, meaning, attribute in METRICS:
-            make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
-            family = make(f"gnsq_pipeline_{name}", meaning, labels=("query",))
-            for record in records:
-                if (value := attrgetter(attribute)(record)) is not None:
-                    family.add_metric((record.name,), float(value))
-            families.append(family)
-        return families
+        return collected(FAMILIES, {(record.name,): record for record in self._records()})
 
 
 @contextlib.contextmanager

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any
 
 from gnsq.consumer import Consumer
-from gnsq.contrib.prometheus import StatsCollector
+from gnsq.contrib.prometheus import StatsCollector, collected, families
 from gnsq.spark.receiver.receiver import Receiver
+from gnsq.stats import counter, gauge
 
 try:
     from prometheus_client import CollectorRegistry, make_wsgi_app
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 except ImportError as error:
     raise ImportError("prometheus_client is not installed; it comes with: pip install 'gnsq[prometheus]'") from error
 
-__all__ = ["METRICS", "ReceiverCollector", "application"]
+__all__ = ["FAMILIES", "ReceiverCollector", "application"]
 
-# Name after gnsq_receiver_, kind, meaning, and attribute of Receiver. All have the label channel.
-METRICS = [
-    ("rows", "counter", "Messages that were written into the spool.", "rows"),
-    ("segments", "counter", "Segments that were written into the spool.", "segments"),
-    ("not_finished", "counter", "Messages that come again: their connection was lost before FIN.", "not_finished"),
-    ("spool_bytes", "gauge", "Unread bytes of the spool, of all its receivers; partly an estimate.", "spool_bytes"),
-    ("spool_limit_bytes", "gauge", "The spool is full with so many unread bytes.", "options.max_spool_bytes"),
-    ("spool_full", "gauge", "1 while no messages are asked for, since the spool is full, else 0.", "is_spool_full"),
-    ("spool_failing", "gauge", "1 while the receiver can't write into the spool, else 0.", "failing"),
-]
+# By the attributes of Receiver.
+METRICS = {
+    "rows": counter("rows", "Messages that were written into the spool."),
+    "segments": counter("segments", "Segments that were written into the spool."),
+    "not_finished": counter("not_finished", "Messages that come again: their connection was lost before FIN."),
+    "spool_bytes": gauge("spool_bytes", "Unread bytes of the spool, of all its receivers; partly an estimate."),
+    "options.max_spool_bytes": gauge("spool_limit_bytes", "The spool is full with so many unread bytes."),
+    "is_spool_full": gauge("spool_full", "1 while no messages are asked for, since the spool is full, else 0."),
+    "failing": gauge("spool_failing", "1 while the receiver can't write into the spool, else 0."),
+}
+FAMILIES = families(METRICS, "receiver", "channel")
 
 
 class ReceiverCollector:
@@ -39,14 +39,7 @@ class ReceiverCollector:
 
     def collect(self) -> list[Any]:  # Any: families of prometheus_client
         """Return all metrics with their values."""
-        receiver = self._receiver
-        families: list[Any] = []
-        for name, kind, meaning, attribute in METRICS:
-            make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
-            family = make(f"gnsq_receiver_{name}", meaning, labels=("channel",))
-            family.add_metric((receiver.options.channel,), float(attrgetter(attribute)(receiver)))
-            families.append(family)
-        return families + self._consumer_families()
+        return collected(FAMILIES, {(self._receiver.options.channel,): self._receiver}) + self._consumer_families()
 
     def _consumer_families(self) -> list[Any]:
         # Topics and connections come and go.

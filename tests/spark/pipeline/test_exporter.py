@@ -8,11 +8,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.exporter import METRICS, PipelineCollector, serving
+from gnsq.spark.pipeline.exporter import FAMILIES, PipelineCollector, serving
 from gnsq.spark.pipeline.status import Counts, QueryStatus
 from tests.helpers import refused_port
 
-COUNTERS = [f"{name}_total" for name, kind, _, _ in METRICS if kind == "counter"]
+COUNTERS = [each.name.removeprefix("pipeline_") + "_total" for each in FAMILIES.values() if each.kind == "counter"]
 RECORD = QueryStatus(
     name="clicks",
     is_running=True,
@@ -91,7 +91,7 @@ def test_metrics_are_served_until_the_end_of_the_block(collector):
     assert url == f"http://127.0.0.1:{port}/metrics"
     assert 'gnsq_pipeline_rows_total{query="clicks"} 1000.0\n' in text
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert [(f"gnsq_pipeline_{name}", kind) for name, kind, _, _ in METRICS] == [
+    assert [(f"gnsq_{each.name}", each.kind) for each in FAMILIES.values()] == [
         (name, family.type) for name, family in families.items()
     ]
     with socket.create_server(("127.0.0.1", port)):
