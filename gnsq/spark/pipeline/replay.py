@@ -33,9 +33,9 @@ from gnsq.spark.pipeline.checkpoint import changes
 from gnsq.spark.pipeline.delta import Table
 from gnsq.spark.pipeline.events import OWN, plan
 from gnsq.spark.pipeline.job import load_function
-from gnsq.spark.pipeline.metrics import aggregated, metric_table, valid_rows_sql, write_counts
+from gnsq.spark.pipeline.metrics import aggregated, metric_table, write_counts
 from gnsq.spark.pipeline.parquet import DataFile, collect_files, conformed
-from gnsq.spark.pipeline.settings import JobSettings, MetricSettings, Query, SettingError, named_expression
+from gnsq.spark.pipeline.settings import JobSettings, MetricSettings, Query, SettingError
 from gnsq.spark.pipeline.snapshot import PATH, Snapshot, open_snapshot, read_rows
 from gnsq.spark.spool.storage import open_store
 from gnsq.spark.uris import redact_uri
@@ -83,7 +83,7 @@ def rebuild(
 
     Args:
         until: The cut; default, and at most: when the newest event of the table was published.
-        report: Called with lines of text: what was counted, and what differs from the rows that were valid before.
+        report: Called with lines of text: what was counted.
 
     Raises:
         JobFailed, ValueError: If it can't be done.
@@ -104,9 +104,9 @@ def rebuild(
     report(f"table {archive.name} has {counted(source.rows, 'event', spec=',')} in version {source.version}")
     with _session(settings, open_spark) as spark:
         rows = _rows(spark, source, _needed(metric, source.schema.names))
-        # As numbers: of times PySpark would make those of the process's time zone.
-        newest = rows.agg(*(F.max(F.unix_micros(each)).alias(each) for each in ("_published_at", "_time"))).collect()[0]
-        cut = newest["_published_at"] if until is None else min(newest["_published_at"], _micros(until))
+        # As a number: of a time PySpark would make that of the process's time zone.
+        newest = rows.agg(F.max(F.unix_micros("_published_at"))).collect()[0][0]
+        cut = newest if until is None else min(newest, _micros(until))
         events = rows.dropDuplicates(_MESSAGE) if query.deduplicate else rows
         counts = aggregated(events, metric, is_stream=False).persist()
         table = metric_table(query, counts)
@@ -124,79 +124,12 @@ def rebuild(
             counts.unpersist()
         _append(table, list(itertools.chain.from_iterable(files)))
         report(f"metric {name} has epoch {epoch} for the windows until {_text(cut)}; those after it are the job's")
-        found = _rows(spark, _opened(table))
-        closed = newest["_time"] - round(metric.keep_windows * 1e6)
-        for line in _differences(found, rows, metric, epoch, cut, closed):
-            report(line)
 
 
 def _needed(metric: MetricSettings, names: Collection[str]) -> list[str]:
     """Return the columns that a metric needs, or some more: our own, and those whose names are in its expressions."""
     text = " ".join((*metric.keys, *metric.aggregates)).lower().replace("count(*)", "")
     return [name for name in names if name in OWN or name.lower() in text or "*" in text]
-
-
-def _differences(
-    found: DataFrame, rows: DataFrame, metric: MetricSettings, epoch: int, cut: int, closed: int
-) -> Iterator[str]:
-    """Compare the rows of a rebuild with those that were valid before it. Yield what differs, and why it can.
-
-    Args:
-        found: The metric's table.
-        rows: The table of the events.
-        cut, closed: Microseconds. The job takes further events for windows that end after closed.
-    """
-    keys = [named_expression(key)[0] for key in metric.keys]
-    names = [*keys, *(named_expression(each)[0] for each in metric.aggregates)]
-    is_new = F.col("_epoch") == epoch
-    before = found.sparkSession.sql(valid_rows_sql("{rows}", keys, "`"), rows=found.where(~is_new))
-    window = ["_window_start", "_window_end"]
-    values = F.to_json(F.struct(*(_comparable(found, name) for name in names))).alias("values")
-    both = found.where(is_new).select(*window, values, F.lit(True).alias("new"), F.lit(False).alias("old"))
-    both = both.union(before.select(*window, values, F.lit(False), F.lit(True)))
-    by_values = both.groupBy(*window, "values").agg(F.max("new").alias("new"), F.max("old").alias("old"))
-    windows = by_values.groupBy(*window).agg(
-        F.max("new").alias("new"), F.max("old").alias("old"), F.min(F.col("new") & F.col("old")).alias("same")
-    )
-    new, old = F.col("new"), F.col("old")
-    is_changed = new & old & ~F.col("same")
-    numbers = windows.agg(
-        F.count_if(new).alias("new"),
-        F.count_if("same").alias("same"),
-        F.count_if(is_changed).alias("changed"),
-        F.count_if(old & ~new & (F.col("_window_end") <= _time(cut))).alias("left"),
-        F.count_if(new & (F.col("_window_end") > _time(closed))).alias("open"),
-        F.min(F.when(is_changed, F.unix_micros("_window_start"))).alias("first"),
-        F.max(F.when(is_changed, F.unix_micros("_window_end"))).alias("last"),
-    ).collect()[0]
-    added = numbers["new"] - numbers["same"] - numbers["changed"]
-    yield (
-        f"windows: {numbers['new']:,}, of which {numbers['same']:,} as before, {added:,} new, "
-        f"{numbers['changed']:,} with other values"
-    )
-    if numbers["changed"]:
-        events = rows.where((F.col("_time") >= _time(numbers["first"])) & (F.col("_time") < _time(numbers["last"])))
-        twice = events.groupBy(*_MESSAGE).count().agg(F.sum(F.col("count") - 1)).collect()[0][0] or 0
-        yield (
-            f"other values are between {_text(numbers['first'])} and {_text(numbers['last'])}: there "
-            f"{counted(twice, 'event', spec=',')} of the table came before, since nsqd has delivered it again; else "
-            "the job has left out late events, did not get those of replay-dead, got some again itself, began an epoch "
-            "in these windows, or counted by other keys or aggregates"
-        )
-    if numbers["left"]:
-        yield f"{counted(numbers['left'], 'window', spec=',')} of before have no events in the table, and stay"
-    if numbers["open"]:
-        yield (
-            f"{counted(numbers['open'], 'window', spec=',')} may still get events, within keep_windows "
-            f"{metric.keep_windows:g} s, which these rows will not have: rebuild once more after that time"
-        )
-
-
-def _comparable(rows: DataFrame, name: str) -> Column:
-    """Return a column with its name; inexact numbers as text, since the order of a sum decides on its last digits."""
-    column = F.col(f"`{name}`")
-    is_inexact = rows.schema[name].dataType.typeName() in ("float", "double")
-    return (F.format_string("%.9g", column) if is_inexact else column).alias(name)
 
 
 # --- dead letters

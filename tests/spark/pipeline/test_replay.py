@@ -176,20 +176,16 @@ def at(minute, page="/", user="u", second=0):
 # --- rebuild
 
 
-def test_a_rebuild_counts_what_the_job_has_counted_and_the_report_says_why_counts_can_differ(site):
+def test_a_rebuild_counts_all_events_of_the_table_and_keeps_other_windows(site):
     site.archive(at(0), at(0, "/cart"), at(1), b"not json", at(2), at(2))
     # Delivered again.
     site.put(at(2), again=1)
     # The event of minute 1 was late.
     site.count(at(0), at(0, "/cart"), at(2), at(2), at(9))
 
-    lines = site.rebuild()
+    site.rebuild()
 
     assert site.counts == [(0, "/", 1, 2), (0, "/cart", 1, 2), (1, "/", 1, 2), (2, "/", 3, 2), (9, "/", 1, 1)]
-    assert "windows: 3, of which 1 as before, 1 new, 1 with other values" in lines.text
-    assert "there 1 event of the table came before" in lines.text
-    assert "1 window of before have no events in the table" in lines.text
-    assert "3 windows may still get events" in lines.text
 
 
 def test_the_job_goes_on_after_a_rebuild_of_which_it_knows_nothing_and_with_windows_after_the_cut(site):
@@ -243,7 +239,6 @@ def test_other_keys_and_aggregates_are_counted_from_the_begin(site):
     assert lines[0].startswith("aggregates, keys changed since the job's last start")
     rows = valid_rows(site.pages.location, ["user"])
     assert sorted((row["user"], row["count"], row["pages"]) for row in rows) == [("a", 1, 1), ("b", 2, 1)]
-    assert "1 with other values" in lines.text
 
 
 def test_a_rebuild_that_is_killed_leaves_the_counts_as_they_were_or_has_them_all(site, disk):
