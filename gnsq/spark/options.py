@@ -142,7 +142,8 @@ class ReadOptions(ConnectOptions):
     )
     spool: str = option(
         "",
-        "directory of the spool, as a path or URI; required for readStream; each query needs its own",
+        "directory of the spool, a path or the URI of an object store; required for readStream; each query needs its "
+        "own",
     )
     # Name of the query, such as the URI of its checkpoint. The spool of another owner is refused. The job sets it.
     spool_owner: str = option("", "")

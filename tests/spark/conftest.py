@@ -164,6 +164,14 @@ def s3():
 
 
 @pytest.fixture
+def location(s3, tmp_path, monkeypatch):
+    """The URI of a spool on S3."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
+    return s3.location(f"bucket/{tmp_path.name}/spool")
+
+
+@pytest.fixture
 def proxy(s3):
     """A proxy before that endpoint."""
     with s3_proxy(s3.port) as proxy:

@@ -355,7 +355,7 @@ class JobSettings(_Settings):
         "job; required",
     )
     output: str = option("", "directory of the tables, a path or the URI of an object store; required")
-    spool: str = option("", "base of the spools, a path or any URI of pyarrow.fs; default: in work")
+    spool: str = option("", "base of the spools, a path or the URI of an object store; default: in work")
     checkpoint: str = option(
         "", "base of the checkpoints, a path or any URI that Spark knows; default: in work, unless that is a URI"
     )
@@ -462,7 +462,7 @@ class JobSettings(_Settings):
     def _check_locations(self) -> None:
         if not self.output.strip() and (self.metrics or any(not table.sink for table in self.tables.values())):
             raise self._wrong("output is required")
-        for name in ("work", "output"):
+        for name in ("work", "output", "spool"):
             place = getattr(self, name)
             if is_uri(place) and not is_object_store(place):
                 raise self._wrong(

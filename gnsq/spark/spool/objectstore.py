@@ -25,10 +25,10 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 from pyarrow import fs
 
-__all__ = ["OBJECT_STORES", "RETRY_TIME", "ObjectStore", "delta_retries", "describe_error", "s3_options"]
+from gnsq.spark.uris import redact_uri
 
-# pyarrow's names of the file systems that ObjectStore takes.
-OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
+__all__ = ["RETRY_TIME", "ObjectStore", "delta_retries", "describe_error", "open_object_store", "s3_options"]
+
 # Seconds for which a request is sent again, and for which it may last. A store that hangs must raise an error, which is
 # logged, within the sum: a minute.
 RETRY_TIME, REQUEST_TIMEOUT = 30, 30
@@ -47,6 +47,17 @@ PART_SIZE = 16 * 1024 * 1024
 MAX_LINE = 600
 # The process that has sent requests. A forked child lacks the threads that send them.
 _process: int | None = None
+
+
+def open_object_store(location: str, what: str, retry_time: float | None) -> ObjectStore:
+    """Make the store of a URI, as storage.open_store() does."""
+    try:
+        filesystem, path = fs.FileSystem.from_uri(location)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        shown = redact_uri(location)
+        # Raise without the cause (from None): its text may show the credentials in the location.
+        raise ValueError(f"{what} {shown!r} can't be opened: {str(error).replace(location, shown)}") from None
+    return ObjectStore(location, filesystem, path, RETRY_TIME if retry_time is None else retry_time)
 
 
 class ObjectStore:

@@ -46,7 +46,7 @@ class Spool:
     All methods raise OSError if the file system fails.
 
     Args:
-        location: A path or a URI of any file system that pyarrow knows.
+        location: A path or the URI of an object store.
         mode: Permissions of new directories, and, without the x bits, of files. Local file systems only.
 
     Attributes:

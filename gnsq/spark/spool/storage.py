@@ -1,7 +1,7 @@
-"""Durable files below one directory: of a local disk here, of any other file system in remote.py. Knows no segments.
+"""Durable files below one directory: of a local disk here, of an object store in objectstore.py. Knows no segments.
 
-A file appears whole. On local disks and HDFS it is written under a temporary name (on local disks synced, too) and
-renamed. On object stores (objectstore.py), it appears when its upload has ended.
+A file appears whole. On local disks it is written under a temporary name, synced and renamed. On object stores, it
+appears when its upload has ended.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from gnsq.localfiles import make_directory, open_or_create, write_file
-from gnsq.spark.uris import redact_uri
+from gnsq.spark.uris import is_object_store, redact_uri
 
 if TYPE_CHECKING:
     from gnsq.spark.spool.objectstore import ObjectStore
-    from gnsq.spark.spool.remote import RemoteStore
 
 __all__ = ["LocalStore", "Store", "TEMPORARY", "open_store"]
 
@@ -30,11 +29,11 @@ TEMPORARY = ".tmp-"
 def open_store(
     location: str, what: str = "spool", *, mode: int | None = None, retry_time: float | None = None
 ) -> Store:
-    """Make the store of a path or URI (file:, s3:, gs:, hdfs: ...); touches no file.
+    """Make the store of a path or URI (file:, or that of an object store); touches no file.
 
     Args:
         what: Name of the location, for errors.
-        mode: Permissions of new directories, as in LocalStore. Other file systems ignore it.
+        mode: Permissions of new directories, as in LocalStore. Object stores ignore it.
         retry_time: As in ObjectStore; None: its default.
 
     Raises:
@@ -52,10 +51,15 @@ def open_store(
     if scheme in ("", "file"):
         path = unquote(urlsplit(location).path) if scheme else location
         return LocalStore(Path(path), mode)
+    if not is_object_store(location):
+        raise ValueError(
+            f"{what} {redact_uri(location)!r} is not an object store (s3, gs, gcs, abfs, abfss): give one, or a local "
+            "or mounted directory as a path"
+        )
     # Loads pyarrow.fs and obstore: 12 MiB that the process of a query with a local spool does not need.
-    from gnsq.spark.spool.remote import open_remote
+    from gnsq.spark.spool.objectstore import open_object_store
 
-    return open_remote(location, what, retry_time)
+    return open_object_store(location, what, retry_time)
 
 
 class LocalStore:
@@ -203,4 +207,4 @@ def _directories(root: Path) -> list[Path]:
         return []
 
 
-Store: TypeAlias = "LocalStore | ObjectStore | RemoteStore"
+Store: TypeAlias = "LocalStore | ObjectStore"

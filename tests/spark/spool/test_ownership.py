@@ -101,9 +101,8 @@ def test_spool_without_an_owner_is_not_waited_for_and_not_made(spool, tmp_path):
 
 
 @pytest.mark.subprocess
-def test_owner_on_an_object_store_has_ended_with_its_process():
-    store = open_store("mock:///spool")
-    store.make_directory("")
+def test_owner_on_an_object_store_has_ended_with_its_process(location):
+    store = open_store(location)
     with child("sleep", "60") as process:
         owner = {"host": socket.gethostname(), "pid": process.pid}
         store.put("owner.json", json.dumps(owner).encode())
@@ -114,25 +113,27 @@ def test_owner_on_an_object_store_has_ended_with_its_process():
     assert wait_for_end(store, 0)
 
 
+@pytest.mark.subprocess
 @pytest.mark.parametrize("owner", [{"host": "elsewhere", "pid": 1}, {"pid": 1}, {}], ids=["host", "no host", "nothing"])
-def test_owner_on_an_object_store_that_is_no_process_here_is_not_waited_for(owner):
-    store = open_store("mock:///spool")
-    store.make_directory("")
+def test_owner_on_an_object_store_that_is_no_process_here_is_not_waited_for(location, owner):
+    store = open_store(location)
     store.put("owner.json", json.dumps(owner).encode())
 
     assert wait_for_end(store, 0)
 
 
-def test_owner_on_an_object_store_is_compared_by_name():
-    spool = Spool("mock:///spool")
+@pytest.mark.subprocess
+def test_owner_on_an_object_store_is_compared_by_name(location):
+    spool = Spool(location)
 
     spool.lock("checkpoint-1", "clicks/archive").release()
     with pytest.raises(SpoolInUse, match="checkpoint-1"):
         spool.lock("checkpoint-2", "clicks/archive")
 
 
-def test_last_run_on_an_object_store_wins():
-    spool = Spool("mock:///spool")
+@pytest.mark.subprocess
+def test_last_run_on_an_object_store_wins(location):
+    spool = Spool(location)
 
     first = spool.lock("checkpoint-1", "clicks/archive")
     first.check()

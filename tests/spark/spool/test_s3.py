@@ -24,13 +24,6 @@ pytestmark = pytest.mark.subprocess
 
 
 @pytest.fixture
-def location(s3, tmp_path, monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
-    return s3.location(f"bucket/{tmp_path.name}/spool")
-
-
-@pytest.fixture
 def remote(location):
     return Spool(location)
 

@@ -349,20 +349,6 @@ def test_leftovers_of_killed_receivers_are_removed_when_old(spool, root):
     assert young.exists()
 
 
-def test_spool_works_on_other_file_systems():
-    spool = Spool("mock:///spool")
-
-    spool.prepare()
-    writer = spool.writer("r1")
-    writer.write(1, columns(1))
-    writer.write(2, columns(2))
-    spool.remove_leftovers()
-    spool.prune(spool.listing(), {"r1": 1})
-
-    assert not spool.is_local
-    assert bodies_of(spool) == [b"body 2"]
-
-
 def test_credentials_are_not_in_texts_of_a_spool():
     spool = Spool("s3://KEY:SECRET@bucket/dir?region=us-east-1&endpoint_override=127.0.0.1:1")
 

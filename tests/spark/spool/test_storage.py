@@ -3,18 +3,13 @@ import traceback
 
 import pyarrow as pa
 import pytest
-from pyarrow import fs
 
-from gnsq.spark.spool.remote import RemoteStore
 from gnsq.spark.spool.storage import LocalStore, open_store
 
 
-@pytest.fixture(params=["local", "remote"])
-def store(request, tmp_path):
-    if request.param == "local":
-        return LocalStore(tmp_path / "root")
-    # A file system that is not known to be local: no fsync, and what pyarrow offers.
-    return RemoteStore(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "root")
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path / "root")
 
 
 def read(store, path):
@@ -152,16 +147,9 @@ def test_paths_and_file_uris_are_local(tmp_path, prefix):
     assert store.root == tmp_path
 
 
-def test_other_file_systems_are_pyarrows():
-    store = open_store("mock:///bucket")
-
-    assert isinstance(store, RemoteStore)
-    assert store.list() == []
-
-
 @pytest.mark.parametrize(
     ("location", "words"),
-    [pytest.param(" ", "is empty", id="empty"), pytest.param("ftp://host/x", "can't be opened", id="scheme")],
+    [pytest.param(" ", "is empty", id="empty"), pytest.param("hdfs://host/x", "is not an object store", id="HDFS")],
 )
 def test_bad_location_is_an_error(location, words):
     with pytest.raises(ValueError, match=words):
