@@ -159,7 +159,7 @@ PURE = [
             ],
             *[
                 f"spark.{name}"
-                for name in ["errors", "offsets", "options", "receiver.buffer", "rowkey", "source.drain", "spool.index"]
+                for name in ["errors", "offsets", "options", "receiver.buffer", "source.drain", "spool.index"]
             ],
         ]
     ],

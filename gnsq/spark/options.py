@@ -333,11 +333,6 @@ class WriteOptions(ConnectOptions):
     """Options of df.write and df.writeStream."""
 
     topic: str = option("", "topic of rows without a value in the column topic; required if there is no such column")
-    row_key: bool = option(
-        False,
-        "true appends a zero byte and QUERY/BATCH/PARTITION/ROW to each body, for consumers that deduplicate: both are "
-        "the same if the task runs again; gnsq.spark.rowkey.split() removes them",
-    )
     batch_rows: int = option(1000, "most rows in one MPUB", unit="rows", minimum=1)
     batch_bytes: int = option(
         MIB,

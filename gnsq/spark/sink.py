@@ -6,7 +6,6 @@ Rows are published at least once: when Spark runs a failed task again, the task 
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,13 +18,12 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from gnsq import Producer, PublishResult
 from gnsq.errors import NSQException
 from gnsq.protocol.names import assert_valid_topic_name
-from gnsq.spark import rowkey
 from gnsq.spark.clients import connection_keywords
 from gnsq.spark.errors import RowsNotPublished
 from gnsq.spark.options import WriteOptions
 from gnsq.texts import counted
 
-__all__ = ["COLUMNS", "NsqBatchWriter", "NsqStreamWriter", "RowOrigin", "Published", "check_columns", "publish"]
+__all__ = ["COLUMNS", "NsqBatchWriter", "NsqStreamWriter", "Published", "check_columns", "publish"]
 
 # Column -> Spark types it may have.
 COLUMNS = {"body": ("binary", "string"), "topic": ("string",), "defer_ms": ("int", "bigint", "smallint", "tinyint")}
@@ -43,18 +41,6 @@ class Published(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not ty
     """Number of rows that one task has published."""
 
     rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class RowOrigin:
-    """Identifies the rows of a task. The identity is the same if the task runs again."""
-
-    query: str = ""
-    batch: str = ""
-    partition: int = 0
-
-
-_NO_ORIGIN = RowOrigin()
 
 
 def check_columns(types: dict[str, str], options: WriteOptions) -> None:
@@ -106,10 +92,10 @@ class _Rows:
 class _Publisher:
     """Publishes rows in batches from a native thread. Some batches are pending while Spark computes the next rows."""
 
-    def __init__(self, options: WriteOptions, origin: RowOrigin, max_buffered_bytes: int) -> None:
+    def __init__(self, options: WriteOptions, partition: int, max_buffered_bytes: int) -> None:
         self.rows = 0
         self._options = options
-        self._origin = origin
+        self._partition = partition
         self._max_buffered_bytes = max_buffered_bytes
         self._producer: Producer | None = None
         # Oldest first: each batch or deferred row that has no result yet.
@@ -133,9 +119,6 @@ class _Publisher:
             raise ValueError(f"{self._row()} for topic {topic!r} has an empty body, which nsqd refuses: filter it out")
         data = body.encode() if isinstance(body, str) else body
         row = self.rows
-        if self._options.row_key:
-            origin = self._origin
-            data = rowkey.join(data, origin.query, origin.batch, origin.partition, row)
         size = len(data)
         if size > self._max_msg_size:
             raise ValueError(
@@ -184,7 +167,7 @@ class _Publisher:
         return _Batch(topic)
 
     def _row(self) -> str:
-        return f"row {self.rows} of partition {self._origin.partition}"
+        return f"row {self.rows} of partition {self._partition}"
 
     def _flush(self, batch: _Batch) -> None:
         self._buffered -= batch.size - MPUB_COUNT_SIZE + ROW_OVERHEAD * len(batch.rows)
@@ -210,7 +193,7 @@ class _Publisher:
         except (NSQException, gevent.Timeout) as error:
             is_late = isinstance(error, gevent.Timeout)
             text = "no result, and no timeout of the producer" if is_late else str(error)
-            raise RowsNotPublished(f"{rows.name(self._origin.partition)}: {text}") from error
+            raise RowsNotPublished(f"{rows.name(self._partition)}: {text}") from error
 
     def _connect(self) -> Producer:
         """Return the producer. The first call makes it, since many tasks have no rows."""
@@ -230,7 +213,7 @@ class _Publisher:
 def publish(
     batches: Iterator[Any],
     options: WriteOptions,
-    origin: RowOrigin = _NO_ORIGIN,
+    partition: int = 0,
     *,
     max_buffered_bytes: int = MAX_BUFFERED_BYTES,
 ) -> Published:
@@ -240,7 +223,7 @@ def publish(
         ValueError: If a topic, defer_ms, body (empty, above maxMsgSize) or a file that an option names is not valid.
         RowsNotPublished: If nsqd has not confirmed a row. Its ``__cause__`` is the Producer's error, or gevent.Timeout.
     """
-    publisher = _Publisher(options, origin, max_buffered_bytes)
+    publisher = _Publisher(options, partition, max_buffered_bytes)
     try:
         for batch in batches:
             columns = [batch.column(name).to_pylist() if name in batch.schema.names else None for name in COLUMNS]
@@ -252,34 +235,20 @@ def publish(
     return Published(publisher.rows)
 
 
-class NsqBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is not typed here
+class _Writer:
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[Any]) -> Published:
+        """Publish one task's rows."""
+        task = TaskContext.get()
+        assert task is not None  # Spark calls writers in tasks
+        return publish(iterator, self._options, task.partitionId())
+
+
+class NsqBatchWriter(_Writer, DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is not typed here
     """Writer of ``df.write``."""
 
-    def __init__(self, options: WriteOptions) -> None:
-        self._options = options
-        # Made on the driver, once for all tasks and their attempts. The id of the query is not enough: foreachBatch may
-        # write twice, and with that id the rows of both writes would have the same keys.
-        self._id = uuid.uuid4().hex
 
-    def write(self, iterator: Iterator[Any]) -> Published:
-        """Publish one task's rows."""
-        return publish(iterator, self._options, RowOrigin(self._id, "0", _task().partitionId()))
-
-
-class NsqStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is not typed here
+class NsqStreamWriter(_Writer, DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is not typed here
     """Writer of ``df.writeStream``."""
-
-    def __init__(self, options: WriteOptions) -> None:
-        self._options = options
-
-    def write(self, iterator: Iterator[Any]) -> Published:
-        """Publish one task's rows."""
-        task = _task()
-        query, batch = (task.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
-        return publish(iterator, self._options, RowOrigin(query, batch, task.partitionId()))
-
-
-def _task() -> TaskContext:
-    task = TaskContext.get()
-    assert task is not None  # Spark calls writers in tasks
-    return task

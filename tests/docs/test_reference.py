@@ -45,7 +45,7 @@ MODULES = [
     *("gnsq.consumer", "gnsq.producer", "gnsq.errors", "gnsq.signals", "gnsq.stats", "gnsq.contrib.batch"),
     *("gnsq.dead_letter", "gnsq.contrib.giveup", "gnsq.contrib.health"),
     *("gnsq.contrib.prometheus", "gnsq.contrib.queue", "gnsq.contrib.sentry"),
-    *("gnsq.spark", "gnsq.spark.pipeline", "gnsq.spark.rowkey"),
+    *("gnsq.spark", "gnsq.spark.pipeline"),
     *("fakensqd", "fakensqd.faults", "fakensqd.faults.toxics", "fakensqd.pytest_plugin"),
 ]
 # In the page of options, or names that are the same as others.

@@ -6,7 +6,6 @@ import pytest
 
 from gnsq import NsqdHTTPClient
 from gnsq.spark.options import WriteOptions, spark_name
-from gnsq.spark.rowkey import split
 from tests.spark.conftest import SECRET
 from tests.spark.helpers import drained, numbered
 
@@ -37,7 +36,7 @@ def test_secrets_are_in_no_plan_progress_checkpoint_or_error(spark, secured_nsqd
     query = (
         frame.writeStream.format("nsq")
         .queryName("secret")
-        .options(**secured, topic="out", rowKey="true", checkpointLocation=str(tmp_path / "checkpoint"))
+        .options(**secured, topic="out", checkpointLocation=str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
         .start()
     )
@@ -52,8 +51,4 @@ def test_secrets_are_in_no_plan_progress_checkpoint_or_error(spark, secured_nsqd
     kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "secret"]
     assert not [text for text in shown if SECRET in text]
     assert not [data for data in kept if SECRET.encode() in data]
-    found = [split(body) for body in drained(nsqd, "out", tmp_path, **options, auth_secret=SECRET)]
-    assert sorted(body for body, _ in found) == numbered(10)
-    keys = [key.split("/") for _, key in found]
-    assert {tuple(key[:2]) for key in keys} == {(str(query.id), "0")}
-    assert len({tuple(key) for key in keys}) == 10
+    assert sorted(drained(nsqd, "out", tmp_path, **options, auth_secret=SECRET)) == numbered(10)

@@ -7,8 +7,7 @@ import pytest
 from gnsq.errors import NSQNotSent
 from gnsq.spark.errors import RowsNotPublished
 from gnsq.spark.options import WriteOptions
-from gnsq.spark.rowkey import split
-from gnsq.spark.sink import Published, RowOrigin, _Publisher, check_columns, publish
+from gnsq.spark.sink import Published, _Publisher, check_columns, publish
 from tests.spark.helpers import channel_stats, drained, numbered, wait_for
 
 
@@ -116,7 +115,7 @@ def test_nsqd_that_is_down_raises(options, defer):
 
 
 def test_rows_that_the_producer_does_not_take_are_named(options):
-    publisher = _Publisher(options(batch_rows=1), RowOrigin(), 1000)
+    publisher = _Publisher(options(batch_rows=1), 0, 1000)
     publisher.add(b"x", None, None)
     publisher.close()
 
@@ -129,7 +128,7 @@ def test_refused_rows_are_named_with_nsqds_words(options):
     rows = [*numbered(1500), b"secret" * 300_000, *numbered(10)]
 
     with pytest.raises(RowsNotPublished, match="E_BAD_MESSAGE") as failure:
-        publish(iter([batch(body=rows)]), options(), RowOrigin(partition=3))
+        publish(iter([batch(body=rows)]), options(), 3)
 
     assert str(failure.value).startswith("row 1500 of partition 3, topic 'out', 1800000 bytes: ")
     assert "secret" not in str(failure.value)
@@ -192,25 +191,6 @@ def test_nsqds_are_found_through_nsqlookupd(fakecluster):
     publish(iter([batch(body=numbered(10))]), options)
 
     assert sum(depths(nsqd).get("out", 0) for nsqd in fakecluster.nsqds) == 10
-
-
-# --- row keys
-
-
-def test_task_that_runs_again_gives_its_rows_the_same_keys(fakensqd, options, tmp_path):
-    rows, origin = batch(body=numbered(5), defer_ms=[0, 0, 1, 0, 0]), RowOrigin("query", "7", 3)
-
-    for _ in range(2):
-        publish(iter([rows]), options(row_key=True, batch_rows=2), origin)
-
-    found = sorted(split(body) for body in drained(fakensqd, "out", tmp_path))
-    expected = [(b"%08d" % row, f"query/7/3/{row}") for row in range(5)]
-    assert found == sorted(expected * 2)
-
-
-def test_row_key_counts_in_the_size_of_a_body(options):
-    with pytest.raises(ValueError, match="has 9 bytes, option maxMsgSize is 8"):
-        publish(iter([batch(body=[b"x"])]), options(row_key=True, max_msg_size=8), RowOrigin("q", "7", 3))
 
 
 @pytest.mark.parametrize(
