@@ -333,20 +333,6 @@ class WriteOptions(ConnectOptions):
     """Options of df.write and df.writeStream."""
 
     topic: str = option("", "topic of rows without a value in the column topic; required if there is no such column")
-    batch_rows: int = option(1000, "most rows in one MPUB", unit="rows", minimum=1)
-    batch_bytes: int = option(
-        MIB,
-        "most bytes in one MPUB of several rows, with 4 bytes for each row; nsqd's max-body-size allows 5 MiB",
-        unit="bytes",
-        minimum=1,
-        maximum=5 * MIB,
-    )
-    max_msg_size: int | None = option(
-        None,
-        "nsqd's max-msg-size: a longer body is an error before it is sent; default: nsqd decides",
-        unit="bytes",
-        minimum=1,
-    )
     publish_timeout: float = option(
         60.0, "longest wait until nsqd has confirmed an MPUB", unit="s", minimum=0.001, maximum=86400
     )

@@ -6,17 +6,16 @@ Rows are published at least once: when Spark runs a failed task again, the task 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import gevent
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from gnsq import Producer, PublishResult
 from gnsq.errors import NSQException
+from gnsq.producer import NSQManyFailed
 from gnsq.protocol.names import assert_valid_topic_name
 from gnsq.spark.clients import connection_keywords
 from gnsq.spark.errors import RowsNotPublished
@@ -27,13 +26,6 @@ __all__ = ["COLUMNS", "NsqBatchWriter", "NsqStreamWriter", "Published", "check_c
 
 # Column -> Spark types it may have.
 COLUMNS = {"body": ("binary", "string"), "topic": ("string",), "defer_ms": ("int", "bigint", "smallint", "tinyint")}
-# Seconds after publish_timeout. If there is no result by then, the producer's thread counts as failed.
-RESULT_GRACE = 5.0
-# Bytes that an MPUB uses for the number of messages, and for each message's length. Source: protocol_v2.go, readMPUB.
-MPUB_COUNT_SIZE = MPUB_LENGTH_SIZE = 4
-# Limit of the bytes in unpublished batches of all topics together; bytes of memory that a row takes beside its body.
-MAX_BUFFERED_BYTES = 16 * 1024 * 1024
-ROW_OVERHEAD = 100
 
 
 @dataclass(frozen=True)
@@ -61,139 +53,101 @@ def check_columns(types: dict[str, str], options: WriteOptions) -> None:
 
 
 @dataclass(slots=True)
-class _Batch:
-    """Rows of one topic that are published together."""
-
-    topic: str
-    bodies: list[bytes] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    size: int = MPUB_COUNT_SIZE
-
-
-@dataclass(frozen=True, slots=True)
 class _Rows:
-    """The numbers and sizes of the rows that are published together: a batch, or a deferred row."""
+    """Rows of a record batch that are published together: their numbers and bodies."""
 
     topic: str
-    rows: list[int]
-    sizes: list[int]
+    numbers: list[int] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
 
-    def name(self, partition: int) -> str:
-        """Name the rows in an error text."""
-        first, last, count, size = self.rows[0], self.rows[-1], len(self.rows), max(self.sizes)
-        where = f"of partition {partition}, topic {self.topic!r}"
+    def name(self, partition: int, first: int, count: int) -> str:
+        """Name some of the rows in an error text."""
+        numbers, sizes = self.numbers[first : first + count], [len(each) for each in self.bodies[first : first + count]]
+        where, size = f"of partition {partition}, topic {self.topic!r}", counted(max(sizes), "byte")
         if count == 1:
-            return f"row {first} {where}, {counted(size, 'byte')}"
-        rows = f"rows {first} to {last}" if count == last - first + 1 else f"{count} of the rows {first} to {last}"
-        longest = self.rows[self.sizes.index(size)]
-        return f"{rows} {where}, the longest of them row {longest} with {counted(size, 'byte')}"
+            return f"row {numbers[0]} {where}, {size}"
+        longest = numbers[sizes.index(max(sizes))]
+        return f"rows {numbers[0]} to {numbers[-1]} {where}, the longest of them row {longest} with {size}"
 
 
 class _Publisher:
-    """Publishes rows in batches from a native thread. Some batches are pending while Spark computes the next rows."""
+    """Publishes record batches from a native thread, one after the other."""
 
-    def __init__(self, options: WriteOptions, partition: int, max_buffered_bytes: int) -> None:
+    def __init__(self, options: WriteOptions, partition: int) -> None:
         self.rows = 0
         self._options = options
         self._partition = partition
-        self._max_buffered_bytes = max_buffered_bytes
         self._producer: Producer | None = None
-        # Oldest first: each batch or deferred row that has no result yet.
-        self._pending: deque[tuple[PublishResult, _Rows]] = deque()
-        self._batches: dict[str, _Batch] = {}
-        self._buffered = 0
-        self._max_msg_size = options.max_msg_size or float("inf")
 
     def close(self) -> None:
         """Disconnect. If rows are still pending, their task has failed, and Spark may run it again."""
         if self._producer is not None:
             self._producer.close(timeout=0)
 
-    def add(self, body: bytes | str | None, topic: str | None, defer_ms: int | None) -> None:
-        """Add a row to the batch of its topic; publish a deferred row at once, and batches that are full."""
-        topic = topic or self._options.topic
-        batch = self._batches.get(topic)
-        if batch is None:
-            batch = self._batches[topic] = self._new_batch(topic)
-        if not body:
-            raise ValueError(f"{self._row()} for topic {topic!r} has an empty body, which nsqd refuses: filter it out")
-        data = body.encode() if isinstance(body, str) else body
-        row = self.rows
-        size = len(data)
-        if size > self._max_msg_size:
-            raise ValueError(
-                f"{self._row()} for topic {topic!r} has {size} bytes, option maxMsgSize is "
-                f"{self._options.max_msg_size}: filter it out, or raise nsqd's max-msg-size and the option"
-            )
-        if defer_ms is not None and defer_ms < 0:
-            raise ValueError(f"{self._row()} has defer_ms {defer_ms}: 0 or more is expected")
-        self.rows = row + 1
-        if defer_ms:
-            producer = self._connect()
-            # Publish each deferred row alone: nsqd has no MPUB for deferred messages.
-            self._publish(_Rows(topic, [row], [size]), lambda: producer.publish_async(topic, data, defer=defer_ms))
-            return
-        size += MPUB_LENGTH_SIZE
-        if batch.bodies and batch.size + size > self._options.batch_bytes:
-            self._flush(batch)
-            batch = self._batches[topic]
-        batch.bodies.append(data)
-        batch.rows.append(row)
-        batch.size += size
-        self._buffered += size + ROW_OVERHEAD
-        if len(batch.bodies) >= self._options.batch_rows:
-            self._flush(batch)
-        elif self._buffered > self._max_buffered_bytes:
-            self._flush_all()
+    def publish(self, batch: Any) -> None:  # Any: pyarrow has no types
+        """Publish all rows of a batch, and return after nsqd has confirmed each."""
+        topics: dict[str, _Rows] = {}
+        # Each deferred row is published alone: nsqd has no MPUB for deferred messages.
+        deferred: list[tuple[_Rows, int]] = []
+        columns = [batch.column(name).to_pylist() if name in batch.schema.names else None for name in COLUMNS]
+        for body, given, defer_ms in zip(*(column or [None] * batch.num_rows for column in columns), strict=True):
+            topic = given or self._options.topic
+            if topic not in topics:
+                topics[topic] = _Rows(self._checked_topic(topic))
+            rows = topics[topic]
+            if defer_ms:
+                rows = _Rows(topic)
+                deferred.append((rows, defer_ms))
+            rows.bodies.append(self._checked_body(body, topic, defer_ms))
+            rows.numbers.append(self.rows)
+            self.rows += 1
+        pending = [(rows, self._defer(rows, defer_ms)) for rows, defer_ms in deferred]
+        for rows in topics.values():
+            self._publish_many(rows)
+        for rows, result in pending:
+            with self._named(rows):
+                result.get()
 
-    def flush(self) -> None:
-        """Publish all batches, and wait until nsqd has confirmed every row."""
-        self._flush_all()
-        while self._pending:
-            self._wait_confirmed(*self._pending.popleft())
-
-    def _flush_all(self) -> None:
-        for batch in list(self._batches.values()):
-            if batch.bodies:
-                self._flush(batch)
-
-    def _new_batch(self, topic: str) -> _Batch:
+    def _checked_topic(self, topic: str) -> str:
         if not topic:
             raise ValueError(f"{self._row()} has no topic, and the option topic is not given")
         try:
             assert_valid_topic_name(topic)
         except ValueError as error:
             raise ValueError(f"{self._row()}: {error}") from error
-        return _Batch(topic)
+        return topic
+
+    def _checked_body(self, body: bytes | str | None, topic: str, defer_ms: int | None) -> bytes:
+        if not body:
+            raise ValueError(f"{self._row()} for topic {topic!r} has an empty body, which nsqd refuses: filter it out")
+        if defer_ms is not None and defer_ms < 0:
+            raise ValueError(f"{self._row()} has defer_ms {defer_ms}: 0 or more is expected")
+        return body.encode() if isinstance(body, str) else body
 
     def _row(self) -> str:
         return f"row {self.rows} of partition {self._partition}"
 
-    def _flush(self, batch: _Batch) -> None:
-        self._buffered -= batch.size - MPUB_COUNT_SIZE + ROW_OVERHEAD * len(batch.rows)
-        rows, producer = _Rows(batch.topic, batch.rows, [len(body) for body in batch.bodies]), self._connect()
-        self._publish(rows, lambda: producer.multipublish(batch.topic, batch.bodies, raise_error=False))
-        self._batches[batch.topic] = _Batch(batch.topic)
-
-    def _publish(self, rows: _Rows, send: Callable[[], PublishResult]) -> None:
-        with self._named(rows):  # also if the producer's thread has not run for so long
-            self._pending.append((send(), rows))
-        while self._pending and self._pending[0][0].ready():
-            self._wait_confirmed(*self._pending.popleft())
-
-    def _wait_confirmed(self, result: PublishResult, rows: _Rows) -> None:
+    def _defer(self, rows: _Rows, defer_ms: int) -> PublishResult:
         with self._named(rows):
-            result.get(timeout=self._options.publish_timeout + RESULT_GRACE)
+            return self._connect().publish_async(rows.topic, rows.bodies[0], defer=defer_ms)
+
+    def _publish_many(self, rows: _Rows) -> None:
+        if not rows.bodies:
+            return
+        try:
+            self._connect().publish_many(rows.topic, rows.bodies)
+        except NSQManyFailed as error:
+            failed = next(chunk for chunk in error.chunks if chunk.error is not None)
+            name = rows.name(self._partition, failed.first, failed.messages)
+            raise RowsNotPublished(f"{name}: {failed.error}") from failed.error
 
     @contextlib.contextmanager
     def _named(self, rows: _Rows) -> Iterator[None]:
-        """Name the rows in the error of a publish."""
+        """Name a deferred row in the error of its publish."""
         try:
             yield
-        except (NSQException, gevent.Timeout) as error:
-            is_late = isinstance(error, gevent.Timeout)
-            text = "no result, and no timeout of the producer" if is_late else str(error)
-            raise RowsNotPublished(f"{rows.name(self._partition)}: {text}") from error
+        except NSQException as error:
+            raise RowsNotPublished(f"{rows.name(self._partition, 0, 1)}: {error}") from error
 
     def _connect(self) -> Producer:
         """Return the producer. The first call makes it, since many tasks have no rows."""
@@ -210,26 +164,17 @@ class _Publisher:
         return self._producer
 
 
-def publish(
-    batches: Iterator[Any],
-    options: WriteOptions,
-    partition: int = 0,
-    *,
-    max_buffered_bytes: int = MAX_BUFFERED_BYTES,
-) -> Published:
+def publish(batches: Iterable[Any], options: WriteOptions, partition: int = 0) -> Published:
     """Publish all rows of record batches, and return after nsqd has confirmed each row.
 
     Raises:
-        ValueError: If a topic, defer_ms, body (empty, above maxMsgSize) or a file that an option names is not valid.
-        RowsNotPublished: If nsqd has not confirmed a row. Its ``__cause__`` is the Producer's error, or gevent.Timeout.
+        ValueError: If a topic, defer_ms, body (empty) or a file that an option names is not valid.
+        RowsNotPublished: If nsqd has not confirmed a row. Its ``__cause__`` is the Producer's error.
     """
-    publisher = _Publisher(options, partition, max_buffered_bytes)
+    publisher = _Publisher(options, partition)
     try:
         for batch in batches:
-            columns = [batch.column(name).to_pylist() if name in batch.schema.names else None for name in COLUMNS]
-            for row in zip(*(column or [None] * batch.num_rows for column in columns), strict=True):
-                publisher.add(*row)
-        publisher.flush()
+            publisher.publish(batch)
     finally:
         publisher.close()
     return Published(publisher.rows)

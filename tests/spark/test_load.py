@@ -49,7 +49,7 @@ def test_start_of_a_query_tells_what_load_can_not_know(spark, tmp_path, given, s
 def test_save_tells_a_wrong_option(spark):
     rows = spark.createDataFrame([("x",)], ["body"])
 
-    with pytest.raises(Exception, match="ValueError: option batchRows 0 must be at least 1 row") as failure:
-        rows.write.format("nsq").mode("append").options(topic="x", nsqdTcpAddresses="a:1", batchRows="0").save()
+    with pytest.raises(Exception, match="ValueError: option publishTimeout 0 must be within") as failure:
+        rows.write.format("nsq").mode("append").options(topic="x", nsqdTcpAddresses="a:1", publishTimeout="0").save()
 
     assert "Traceback" not in str(failure.value)

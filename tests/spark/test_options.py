@@ -126,10 +126,7 @@ def test_bad_read_option_is_named(changes, words):
     [
         pytest.param({"topic": "clicks"}, "give option nsqdTcpAddresses", id="no address"),
         pytest.param({"topic": "a b", "nsqdTcpAddresses": "a:1"}, "option topic: ", id="bad topic"),
-        pytest.param(
-            {"batchBytes": "5242881", "nsqdTcpAddresses": "a:1"}, "batchBytes 5242881 must be within 1 to", id="body"
-        ),
-        pytest.param({"batchRows": "0", "nsqdTcpAddresses": "a:1"}, "batchRows 0 must be at least 1 row", id="bound"),
+        pytest.param({"publishTimeout": "0", "nsqdTcpAddresses": "a:1"}, "publishTimeout 0 must be within", id="bound"),
     ],
 )
 def test_bad_write_option_is_named(given, words):

@@ -35,7 +35,7 @@ def batch(**columns):
 def test_every_row_is_published(fakensqd, options):
     batches = [batch(body=numbered(1500)), batch(body=numbered(1000, first=1500))]
 
-    assert publish(iter(batches), options(batch_rows=400)) == Published(2500)
+    assert publish(iter(batches), options()) == Published(2500)
 
     assert depths(fakensqd) == {"out": 2500}
 
@@ -60,20 +60,8 @@ def test_topics_by_row(fakensqd, options):
     assert depths(fakensqd) == {"a": 2, "b": 1, "out": 2}
 
 
-def mpubs(nsqd):
-    """Bodies of each MPUB."""
-    return [entry.bodies for entry in nsqd.transcript.select("command", name="MPUB")]
-
-
-def test_batches_are_bounded_by_bytes(fakensqd, options):
-    publish(iter([batch(body=[b"x" * 40] * 5 + [b"y" * 500])]), options(batch_bytes=100))
-
-    # In any order: while nsqd has confirmed none, small ones are sent first.
-    assert sorted(len(bodies) for bodies in mpubs(fakensqd)) == [1, 1, 2, 2]
-
-
 def test_deferred_rows_wait_at_nsqd(fakensqd, options):
-    publish(iter([batch(body=numbered(4), defer_ms=[None, 0, 60_000, 60_000])]), options(batch_rows=1))
+    publish(iter([batch(body=numbered(4), defer_ms=[None, 0, 60_000, 60_000])]), options())
 
     from gnsq import NsqdHTTPClient
 
@@ -115,13 +103,13 @@ def test_nsqd_that_is_down_raises(options, defer):
 
 
 def test_rows_that_the_producer_does_not_take_are_named(options):
-    publisher = _Publisher(options(batch_rows=1), 0, 1000)
-    publisher.add(b"x", None, None)
+    publisher = _Publisher(options(), 0)
+    publisher.publish(batch(body=[b"x"]))
     publisher.close()
 
     for defer in (None, 5):
         with pytest.raises(RowsNotPublished, match=r"row [12] of partition 0, topic 'out', 1 byte: .*closed"):
-            publisher.add(b"y", None, defer)
+            publisher.publish(batch(body=[b"y"], defer_ms=pa.array([defer], pa.int64())))
 
 
 def test_refused_rows_are_named_with_nsqds_words(options):
@@ -141,24 +129,9 @@ def test_refused_batch_names_its_rows_and_the_longest(options):
 
     with pytest.raises(
         RowsNotPublished,
-        match=r"4 of the rows 0 to 4 of partition 0, topic 'out', the longest .* row 3 with 101 bytes: .*E_BAD_MESSAGE",
+        match=r"rows 0 to 4 of partition 0, topic 'out', the longest of them row 3 with 101 bytes: .*E_BAD_MESSAGE",
     ):
         publish(iter([batch(body=rows, topic=topics)]), options())
-
-
-@pytest.mark.fakensqd(max_msg_size=100)
-def test_refused_rows_in_a_run_are_named_by_their_ends(options):
-    with pytest.raises(RowsNotPublished, match="rows 2 to 3 of partition 0, topic 'out', the longest of them row 3"):
-        publish(iter([batch(body=[b"x"] * 3 + [b"x" * 101])]), options(batch_rows=2))
-
-
-def test_row_over_the_known_limit_is_not_sent(fakensqd, options):
-    with pytest.raises(
-        ValueError, match="row 1 of partition 0 for topic 'out' has 101 bytes, option maxMsgSize is 100"
-    ):
-        publish(iter([batch(body=[b"x" * 100, b"x" * 101])]), options(max_msg_size=100, batch_rows=1000))
-
-    assert depths(fakensqd) == {}
 
 
 @pytest.mark.fakensqd(max_req_timeout=60.0)
@@ -220,22 +193,3 @@ def test_silent_nsqd_delays_no_other(fakensqd, silent_address, options):
 
     assert depths(fakensqd) == {"out": 10}
     assert time.monotonic() - began < 20
-
-
-def test_batches_keep_to_the_limit_with_all_that_is_in_their_mpub(fakensqd, options):
-    publish(iter([batch(body=numbered(100))]), options(batch_bytes=120))
-
-    sizes = [4 + sum(4 + len(body) for body in bodies) for bodies in mpubs(fakensqd)]
-    assert max(sizes) <= 120
-    assert len(sizes) == 12
-
-
-def test_buffered_bytes_of_all_topics_are_bounded(fakensqd, options):
-    def first():
-        yield batch(body=[b"x" * 300] * 6, topic=list("abcdef"))
-        # Of the row that went above it, and those before.
-        wait_for(lambda: len(mpubs(fakensqd)) == 5)
-
-    publish(first(), options(), max_buffered_bytes=2000)
-
-    assert len(mpubs(fakensqd)) == 6
