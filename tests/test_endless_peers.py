@@ -21,8 +21,7 @@ from gnsq.errors import NSQErrorCode, NSQException, NSQHttpError, NSQTimeout
 from gnsq.protocol import commands
 from gnsq.protocol.compression import Snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
-from gnsq.spark.receiver.health import HealthServer
-from tests.helpers import LIMIT, refused_port, wait_until
+from tests.helpers import LIMIT, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -502,23 +501,17 @@ def greenlets():
     return {greenlet for greenlet in found if greenlet.parent is gevent.get_hub() and not greenlet.dead}
 
 
-@pytest.fixture(params=["emulator", "health", "receiver"])
+@pytest.fixture(params=["emulator", "health"])
 def http_server(request):
     if request.param == "emulator":
         with FakeNsqd() as nsqd:
             yield nsqd.http_address
         return
     before = greenlets()
-    if request.param == "receiver":
-        address = f"127.0.0.1:{refused_port()}"
-        receiver = HealthServer(address, {})
-        yield address
-        receiver.close()
-    else:
-        with FakeNsqd() as nsqd, Producer(nsqd.tcp_address) as producer:
-            server = serve_health(0, producer, host="127.0.0.1")
-            yield f"127.0.0.1:{server.server_port}"
-            server.stop(timeout=0)
+    with FakeNsqd() as nsqd, Producer(nsqd.tcp_address) as producer:
+        server = serve_health(0, producer, host="127.0.0.1")
+        yield f"127.0.0.1:{server.server_port}"
+        server.stop(timeout=0)
     # A stopped server still reads what has arrived: that takes up to a second, and later tests count switches.
     # Only what is there now: tests that failed before may have left greenlets that start others.
     left = greenlets() - before

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gevent import socket
@@ -40,8 +40,56 @@ logger = logging.getLogger(__name__)
 
 Client = Consumer | Producer
 
+_TEXT = "text/plain; charset=utf-8"
 
-class HealthApplication:
+# A status, the type of a content, and the content.
+Answer = tuple[str, str, bytes]
+
+
+def checked(reason: str) -> Answer:
+    """Make the answer to a probe: 200, or 503 and the reason."""
+    return ("503 Service Unavailable", _TEXT, f"{reason}\n".encode()) if reason else ("200 OK", _TEXT, b"ok\n")
+
+
+class Pages:
+    """A WSGI application that answers GET and HEAD of some paths. Other paths are 404.
+
+    Args:
+        pages: By path: a function that makes the answer.
+    """
+
+    def __init__(self, pages: Mapping[str, Callable[[], Answer]]) -> None:
+        self._pages = pages
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:  # Any: WSGI
+        """Answer a request."""
+        method, page = environ["REQUEST_METHOD"], self._pages.get(environ.get("PATH_INFO", ""))
+        kind, extra = _TEXT, []
+        if page is None:
+            status, body = "404 Not Found", f"known are {', '.join(self._pages)}\n".encode()
+        elif method not in ("GET", "HEAD"):
+            status, body = "405 Method Not Allowed", f"{method} is not possible: use GET or HEAD\n".encode()
+            extra = [("Allow", "GET, HEAD")]
+        else:
+            status, kind, body = page()
+        headers = [("Content-Type", kind), ("Content-Length", str(len(body))), ("Cache-Control", "no-store"), *extra]
+        start_response(status, headers)
+        return [] if method == "HEAD" else [body]
+
+
+def serve(host: str, port: int, application: Callable[..., Iterable[bytes]]) -> WSGIServer:
+    """Serve a WSGI application in the background, in the hub of the calling thread.
+
+    Raises:
+        OSError: If the address is not free.
+    """
+    # Requests are not logged: a probe comes every few seconds.
+    server = WSGIServer(_listen(host, port), application, log=None, error_log=logger, handler_class=CooperativeHandler)
+    server.start()
+    return server
+
+
+class HealthApplication(Pages):
     """A WSGI application that answers GET and HEAD of /live, /ready and /stats. Other paths are 404.
 
     A framework may mount it under any path. Its answers have no secrets, but names of topics and addresses.
@@ -58,6 +106,13 @@ class HealthApplication:
     def __init__(self, *clients: Client, blocked_after: Seconds = 0.5) -> None:
         if not clients:
             raise ValueError("HealthApplication has no client: give a Consumer or a Producer, or several")
+        super().__init__(
+            {
+                "/live": lambda: checked("\n".join(self.why_not_live())),
+                "/ready": lambda: checked("\n".join(self.why_not_ready())),
+                "/stats": lambda: ("200 OK", "application/json", f"{json.dumps(self.stats())}\n".encode()),
+            }
+        )
         self._clients: dict[Client, None] = dict.fromkeys(clients)
         self._blocked_after = checked_seconds("blocked_after", blocked_after)
 
@@ -96,25 +151,6 @@ class HealthApplication:
             ],
         }
 
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:  # Any: WSGI
-        """Answer a request."""
-        method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO", "")
-        kind, extra = "text/plain; charset=utf-8", []
-        if path not in ("/live", "/ready", "/stats"):
-            status, text = "404 Not Found", "known are /live, /ready and /stats"
-        elif method not in ("GET", "HEAD"):
-            status, text = "405 Method Not Allowed", f"{method} is not possible: use GET or HEAD"
-            extra = [("Allow", "GET, HEAD")]
-        elif path == "/stats":
-            status, text, kind = "200 OK", json.dumps(self.stats()), "application/json"
-        else:
-            reasons = self.why_not_live() if path == "/live" else self.why_not_ready()
-            status, text = ("503 Service Unavailable", "\n".join(reasons)) if reasons else ("200 OK", "ok")
-        body = f"{text}\n".encode()
-        headers = [("Content-Type", kind), ("Content-Length", str(len(body))), ("Cache-Control", "no-store"), *extra]
-        start_response(status, headers)
-        return [] if method == "HEAD" else [body]
-
 
 def serve_health(port: int, *clients: Client, host: str = "", blocked_after: Seconds = 0.5) -> WSGIServer:
     """Serve a HealthApplication in the background, in the hub of the calling thread, until the program ends.
@@ -135,10 +171,7 @@ def serve_health(port: int, *clients: Client, host: str = "", blocked_after: Sec
     """
     application = HealthApplication(*clients, blocked_after=blocked_after)
     host = host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
-    # Requests are not logged: a probe comes every few seconds.
-    server = WSGIServer(_listen(host, port), application, log=None, error_log=logger, handler_class=CooperativeHandler)
-    server.start()
-    return server
+    return serve(host, port, application)
 
 
 def _listen(host: str, port: int) -> Any:  # Any: gevent has no types

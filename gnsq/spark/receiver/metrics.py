@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gnsq.consumer import Consumer
+from gnsq.contrib.health import Answer
 from gnsq.contrib.prometheus import StatsCollector, collected, families
 from gnsq.spark.receiver.receiver import Receiver
 from gnsq.stats import counter, gauge
 
 try:
-    from prometheus_client import CollectorRegistry, make_wsgi_app
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 except ImportError as error:
     raise ImportError("prometheus_client is not installed; it comes with: pip install 'gnsq[prometheus]'") from error
 
-__all__ = ["FAMILIES", "ReceiverCollector", "application"]
+__all__ = ["FAMILIES", "ReceiverCollector", "metrics_page"]
 
 # By the attributes of Receiver.
 METRICS = {
@@ -52,8 +54,8 @@ class ReceiverCollector:
         return self._stats.collect()
 
 
-def application(receiver: Receiver) -> Any:  # Any: a WSGI application
-    """Make the WSGI application that answers with the metrics of a receiver."""
+def metrics_page(receiver: Receiver) -> Callable[[], Answer]:
+    """Return the function that answers with the metrics of a receiver."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ReceiverCollector(receiver))
-    return make_wsgi_app(registry)
+    return lambda: ("200 OK", CONTENT_TYPE_LATEST, generate_latest(registry))

@@ -7,6 +7,7 @@ environment variables: every user of a machine can read a command line.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -19,11 +20,12 @@ from gevent.util import wrap_errors
 
 from gnsq.cli.parameters import SettingOption, setting_option, warn_of_unknown_variables
 from gnsq.concurrency.greenlets import spawn
+from gnsq.contrib.health import Answer, Pages, checked, serve
 from gnsq.errors import NSQException
 from gnsq.running import StopSignals
 from gnsq.spark.clients import check_addresses
 from gnsq.spark.options import ConnectOptions, ReadOptions, ordered_fields, spark_name
-from gnsq.spark.receiver.health import HealthServer, parse_health_address, why_not_live, why_not_ready
+from gnsq.spark.receiver.health import parse_health_address, why_not_live, why_not_ready
 from gnsq.spark.receiver.receiver import Receiver, tune_gc
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.uris import redact_uri
@@ -126,28 +128,26 @@ def _serving(address: str, receiver: Receiver) -> Iterator[None]:
     if not address:
         yield
         return
-    checks: dict[str, Callable[[], str]] = {
-        "/live": lambda: why_not_live(receiver),
-        "/ready": lambda: why_not_ready(receiver),
+    pages: dict[str, Callable[[], Answer]] = {
+        "/live": lambda: checked(why_not_live(receiver)),
+        "/ready": lambda: checked(why_not_ready(receiver)),
     }
-    pages = {}
     try:
-        from gnsq.spark.receiver.metrics import application
+        from gnsq.spark.receiver.metrics import metrics_page
 
-        pages["/metrics"] = application(receiver)
+        pages["/metrics"] = metrics_page(receiver)
     except ImportError as error:
-        reason = str(error)
-        checks["/metrics"] = lambda: reason
+        pages["/metrics"] = functools.partial(checked, str(error))
     try:
-        server = HealthServer(address, checks, pages)
+        server = serve(*parse_health_address(address), Pages(pages))
     except OSError as error:
         raise click.ClickException(
-            f"--health-address {address}: {reason_of(error)}: give a free address of this machine"
+            f"--health-address: {reason_of(error)}: give a free address of this machine"
         ) from error
     try:
         yield
     finally:
-        server.close()
+        server.stop(timeout=0)
 
 
 def _report(receiver: Receiver, stop: Event, interval: float = STATUS_INTERVAL) -> None:

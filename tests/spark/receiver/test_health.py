@@ -4,7 +4,8 @@ import gevent
 import pytest
 import requests
 
-from gnsq.spark.receiver.health import HealthServer, parse_health_address, why_not_live, why_not_ready
+from gnsq.contrib.health import Pages, checked, serve
+from gnsq.spark.receiver.health import parse_health_address, why_not_live, why_not_ready
 from tests.helpers import refused_port
 from tests.spark.helpers import numbered, publish, wait_for
 
@@ -72,39 +73,16 @@ def test_receiver_with_an_internal_error_is_not_live(fakensqd, hub, make, disk):
 # --- the server
 
 
-@pytest.fixture
-def answers(hub):
-    """A server with two checks: a function that asks it, and the reasons that the checks give."""
-    address, reasons = f"127.0.0.1:{refused_port()}", {"/live": "", "/ready": "not yet"}
-    server = hub.call(HealthServer, address, {name: lambda name=name: reasons[name] for name in reasons})
-
-    def get(path):
-        response = requests.get(f"http://{address}{path}", timeout=10)
-        return response.status_code, response.text
-
-    yield get, reasons
-    hub.call(server.close)
-
-
-def test_checks_are_answered_over_http(answers):
-    get, reasons = answers
-
-    assert get("/live") == (200, "ok\n")
-    assert get("/ready") == (503, "not yet\n")
-    assert get("/") == (404, "known are /live, /ready\n")
-    reasons["/ready"] = ""
-    assert get("/ready") == (200, "ok\n")
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1", ":8080", "127.0.0.1:0", "127.0.0.1:http", "/run/health"])
 def test_address_without_host_or_port_is_refused(address):
     with pytest.raises(ValueError, match="address"):
         parse_health_address(address)
 
 
-def test_health_is_answered_while_other_greenlets_run(hub, answers):
-    get, _ = answers
+def test_health_is_answered_while_other_greenlets_run(hub):
+    server = hub.call(serve, "127.0.0.1", 0, Pages({"/live": lambda: checked("")}))
     busy = hub.call(gevent.spawn, lambda: [gevent.sleep(0) for _ in range(1000)])
 
-    assert get("/live") == (200, "ok\n")
+    assert requests.get(f"http://127.0.0.1:{server.server_port}/live", timeout=10).text == "ok\n"
     hub.call(busy.kill)
+    hub.call(server.stop, 0)

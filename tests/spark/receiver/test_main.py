@@ -113,7 +113,7 @@ def test_health_address_in_use_is_named(tmp_path):
         done = run(*command(*HERE, *arguments, "--health-address", address))
 
     assert done.returncode == 1
-    assert f"--health-address {address}: Address already in use" in done.stderr
+    assert f"--health-address: can't listen on {address}: Address already in use" in done.stderr
     assert "Traceback" not in done.stderr
 
 

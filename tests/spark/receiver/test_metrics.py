@@ -2,9 +2,8 @@
 
 import requests
 
-from gnsq.spark.receiver.health import HealthServer
-from gnsq.spark.receiver.metrics import ReceiverCollector, application
-from tests.helpers import refused_port
+from gnsq.contrib.health import Pages, checked, serve
+from gnsq.spark.receiver.metrics import ReceiverCollector, metrics_page
 from tests.spark.helpers import numbered, publish, wait_for
 
 
@@ -64,11 +63,12 @@ def test_consumers_that_are_gone_keep_their_counters(fakensqd, hub, receive):
 
 
 def test_metrics_are_a_page_beside_the_checks(hub, receive):
-    address = f"127.0.0.1:{refused_port()}"
-    server = hub.call(HealthServer, address, {"/live": str}, {"/metrics": application(receive())})
+    pages = Pages({"/live": lambda: checked("no"), "/metrics": metrics_page(receive())})
+    server = hub.call(serve, "127.0.0.1", 0, pages)
 
-    texts = {path: requests.get(f"http://{address}{path}", timeout=10).text for path in ("/live", "/metrics", "/")}
-    assert texts["/live"] == "ok\n"
+    url = f"http://127.0.0.1:{server.server_port}"
+    texts = {path: requests.get(f"{url}{path}", timeout=10).text for path in ("/live", "/metrics", "/")}
+    assert texts["/live"] == "no\n"
     assert 'gnsq_receiver_rows_total{channel="archive"} 0.0\n' in texts["/metrics"]
     assert texts["/"] == "known are /live, /metrics\n"
-    hub.call(server.close)
+    hub.call(server.stop, 0)
