@@ -268,9 +268,9 @@ def test_unexpected_error_of_a_write_is_logged_and_ends_the_receiver(fakensqd, r
     receiver = receive()
     publish(fakensqd, "clicks", [b"one"])
 
-    wait_for(lambda: receiver.error)
+    wait_for(receiver.finished.is_set)
+    assert str(receiver.error) == "bug"
     assert "internal error" in caplog.text
-    assert receiver.finished.is_set()
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["depth"] == 1)
 
 
