@@ -90,7 +90,6 @@ class ArchiveBatches:
 
     Args:
         sink: The user's function that takes the rows in place of a table.
-        check_lock: Called before anything is committed; raises if another job may run this batch.
 
     Attributes:
         take_over: Accept tables that belong to another checkpoint.
@@ -106,14 +105,12 @@ class ArchiveBatches:
         *,
         sink: Callable[[DataFrame, int], object] | None = None,
         take_over: bool = False,
-        check_lock: Callable[[], None] = lambda: None,
     ) -> None:
         settings = query.events
         self._query = query
         self._shape = events.shape
         self._schema = archive_schema(events, settings)
         self._sink = sink
-        self._check_lock = check_lock
         self.take_over = take_over
         try:
             self._table = None if sink else Table(query.name, query.location, self._schema, settings.partition_by)
@@ -143,7 +140,6 @@ class ArchiveBatches:
             self._is_claimed = True
         files = self._sunk(rows, batch) if self._sink else self._written(rows, batch)
         # After this check, only the log of each table decides: it takes a batch once, whichever job brings it.
-        self._check_lock()
         committed = [table.name for table in self.tables if table.commit(batch, files)]
         return [file for file in files if file.table in committed]
 
@@ -163,7 +159,6 @@ class ArchiveBatches:
         rows = rows.persist()
         try:
             good = rows.where(F.col("_wrong").isNull())
-            self._check_lock()
             finish = functools.partial(_finish_all, task)
             self._sink(good.mapInArrow(finish, from_arrow_schema(self._schema)), batch.number)
             if self._dead is None:

@@ -33,7 +33,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from gnsq.errors import NSQException
 from gnsq.spark import register
-from gnsq.spark.errors import JobFailed, root_cause
+from gnsq.spark.errors import JobFailed, SpoolTaken, root_cause
 from gnsq.spark.offsets import decode_offset
 from gnsq.spark.pipeline.archive import ArchiveBatches
 from gnsq.spark.pipeline.checkpoint import (
@@ -51,7 +51,7 @@ from gnsq.spark.pipeline.checks import check_nsq, check_places, check_work, crea
 from gnsq.spark.pipeline.delta import Table
 from gnsq.spark.pipeline.durable import mend_checkpoint
 from gnsq.spark.pipeline.events import check_streaming, deduplicated, plan
-from gnsq.spark.pipeline.lock import LeaseLost, locked
+from gnsq.spark.pipeline.lock import locked
 from gnsq.spark.pipeline.maintenance import DAY, RETENTION, Maintenance
 from gnsq.spark.pipeline.metrics import MetricBatches, aggregated
 from gnsq.spark.pipeline.session import borrow_session, check_classic
@@ -116,7 +116,6 @@ class RunningQuery:
     Args:
         settings: Of the job.
         take_over: Accept tables that belong to other checkpoints.
-        check_lock: Raises LeaseLost when the query must end, since another job may use the work directory.
         log: Where Spark's messages are, for warnings.
 
     Attributes:
@@ -139,7 +138,6 @@ class RunningQuery:
         *,
         once: bool,
         take_over: bool,
-        check_lock: Callable[[], None],
         log: str,
     ) -> None:
         self.query = query
@@ -148,7 +146,6 @@ class RunningQuery:
         self.is_done = False
         self._spark = spark
         self._once = once
-        self._check_lock = check_lock
         self._settings_hash = settings_hash(query)
         self._running: StreamingQuery | None = None
         self.run_ids: set[str] = set()
@@ -187,14 +184,14 @@ class RunningQuery:
         if query.metric is None:
             check_streaming(rows, query.section)
             sink = load_function(settings.sink, "sink", query.section)
-            return rows, ArchiveBatches(query, events, sink=sink, take_over=take_over, check_lock=self._check_lock)
+            return rows, ArchiveBatches(query, events, sink=sink, take_over=take_over)
         try:
             right = rows.where(is_right).drop("_wrong", "_misfit", "_body")
             counts = aggregated(right, query.metric, deduplicate=query.deduplicate > 0)
         except (PySparkException, Py4JError) as error:
             raise SettingError(f"keys or aggregates: {root_cause(str(error))}", query.section) from error
         check_streaming(counts, query.section, "update")
-        return counts, MetricBatches(query, counts, take_over=take_over, check_lock=self._check_lock)
+        return counts, MetricBatches(query, counts, take_over=take_over)
 
     def settle(self) -> None:
         """Settle the epoch of the checkpoint, and check that the tables fit and belong to it. Reads no message.
@@ -257,7 +254,6 @@ class RunningQuery:
         owner: Future[str] = Future()
 
         def write(rows: DataFrame, batch_id: int) -> None:
-            self._check_lock()
             self.status.begin(batch_id)
             batch = identify(self._location, owner.result(), batch_id, self._settings_hash)
             self._committed[batch_id] = self._batches(rows, batch)
@@ -280,6 +276,7 @@ class RunningQuery:
         """Look whether the query runs; start it again if it has failed and its pause is over.
 
         Raises:
+            JobFailed: If another job has taken the spool.
             Py4JError, ConnectionError: If the JVM has ended.
         """
         if self.is_done:
@@ -299,7 +296,12 @@ class RunningQuery:
             if not self._once:
                 self._fail("Spark has stopped it", now)
             return
-        self._fail(root_cause(str(failure)), now)
+        reason = root_cause(str(failure))
+        _, _, taken = reason.partition(f"{SpoolTaken.__name__}: ")
+        if taken:
+            # Not started again: it would take the spool back from the job that runs now.
+            raise JobFailed(taken)
+        self._fail(reason, now)
 
     def _fail(self, reason: str, now: float) -> None:
         self._running = None
@@ -404,7 +406,6 @@ class Job:
     Args:
         report: Called with the record of a query after each batch with rows, in the thread that calls wait().
         log: Where Spark's messages are, for warnings.
-        check_lock: Raises LeaseLost when the queries must end.
 
     Attributes:
         queries: In the order of the settings.
@@ -419,18 +420,15 @@ class Job:
         once: bool,
         take_over: bool = False,
         log: str = "Spark's log",
-        check_lock: Callable[[], None] = lambda: None,
     ) -> None:
         self._spark = spark
         self._report = report
         self._once = once
-        self._check_lock = check_lock
         self._started_at = time.monotonic()
         if (setup := load_function(settings.setup, "setup")) is not None:
             setup(spark)
         self.queries = [
-            RunningQuery(spark, query, settings, once=once, take_over=take_over, check_lock=check_lock, log=log)
-            for query in settings.queries
+            RunningQuery(spark, query, settings, once=once, take_over=take_over, log=log) for query in settings.queries
         ]
         for running in self.queries:
             running.settle()
@@ -465,12 +463,10 @@ class Job:
             True if the queries ended by themselves.
 
         Raises:
-            JobFailed: If the JVM has ended.
-            LeaseLost: If the lock of the work directory is lost.
+            JobFailed: If the JVM has ended, or another job has taken a spool.
         """
         asked_at = time.monotonic()
         while not is_stopping():
-            self._check_lock()
             has_ended = self._handle_events(LOOK)
             now = time.monotonic()
             if not has_ended and now - asked_at < ASK:
@@ -632,8 +628,8 @@ def run_queries(
     # Check nsqd first, so that a typing error in a topic leaves no directories behind.
     check_nsq(settings, survey(settings), once=once, new_topic=new_topic)
     check_work(settings)
-    with locked(settings.work, stop.wait) as lock, contextlib.ExitStack() as stack:
-        if lock is None:
+    with locked(settings.work, stop.wait) as is_locked, contextlib.ExitStack() as stack:
+        if not is_locked:
             return Summary()
         check_places(settings)
         queries: list[RunningQuery] = []
@@ -649,7 +645,7 @@ def run_queries(
             report(f"metrics are at {stack.enter_context(_serving(settings.metrics_address, records))}")
         while_starting(True)
         with open_spark() as spark:
-            job = Job(spark, settings, report_batch, once=once, take_over=take_over, log=log, check_lock=lock.check)
+            job = Job(spark, settings, report_batch, once=once, take_over=take_over, log=log)
             while_starting(False)
             queries += job.queries
             create_channels(settings, once=once, wait=stop.wait, new_topic=new_topic)
@@ -663,8 +659,7 @@ def run_queries(
                     job.maintain()
                 else:
                     report("stopping gracefully")
-            except (KeyboardInterrupt, LeaseLost):
-                # Lose no time with a summary: after LeaseLost the queries must end before another job begins.
+            except KeyboardInterrupt:
                 job.release()
                 raise
             except BaseException:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -154,23 +154,14 @@ class MetricBatches:
 
     Args:
         counts: The rows, for their types.
-        check_lock: Called before anything is committed; raises if another job may run this batch.
 
     Attributes:
         take_over: Accept a table that belongs to another checkpoint.
     """
 
-    def __init__(
-        self,
-        query: Query,
-        counts: DataFrame,
-        *,
-        take_over: bool = False,
-        check_lock: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, query: Query, counts: DataFrame, *, take_over: bool = False) -> None:
         self._table = metric_table(query, counts)
         self.take_over = take_over
-        self._check_lock = check_lock
         self._epoch: int | None = None
 
     @property
@@ -191,7 +182,6 @@ class MetricBatches:
         target = self._table.target(batch.number)
         # One file: otherwise each partition of the state would have one of a few rows.
         files = collect_files(changed.repartition(1), functools.partial(write_counts, target=target, epoch=self._epoch))
-        self._check_lock()
         return files if self._table.commit(batch, files) else []
 
 

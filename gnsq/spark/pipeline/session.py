@@ -31,7 +31,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from gnsq.spark.errors import JobFailed, root_cause, startup_error
 from gnsq.spark.java import prepare_environment
 from gnsq.spark.pipeline.events import SESSION
-from gnsq.spark.pipeline.lock import LeaseLost
 from gnsq.spark.scratch import scratch_directory
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 
@@ -171,8 +170,7 @@ def _set(session: SparkSession, key: str, value: str) -> None:
 def open_session(
     name: str, *, settings: Mapping[str, str] | None = None, log: Path | None = None
 ) -> Iterator[SparkSession]:
-    """Start Spark, in the JVM of spark-submit if there is one. At the end, stop the queries and Spark; after LeaseLost,
-    kill the JVM that was started here instead.
+    """Start Spark, in the JVM of spark-submit if there is one. At the end, stop the queries and Spark.
 
     Args:
         settings: Settings of Spark; they win over those of session_settings(). Default of spark.master: spark-submit's,
@@ -231,7 +229,7 @@ def _opened(name: str, given: dict[str, str], log: Path | None) -> Iterator[Spar
             spark = builder.getOrCreate()
     except (PySparkException, Py4JError) as error:
         raise JobFailed(f"Spark does not start: {_reason(error, log, written)}") from error
-    is_usable = is_lost = False
+    is_usable = False
     try:
         try:
             _prepare(spark)
@@ -239,20 +237,12 @@ def _opened(name: str, given: dict[str, str], log: Path | None) -> Iterator[Spar
             raise JobFailed(f"Spark does not start: {_reason(error, log, written)}") from error
         is_usable = True
         yield spark
-    except LeaseLost:
-        is_lost = True
-        raise
     except Py4JJavaError as error:
         # PySpark has no exception for it, such as for want of memory. Its text is asked of Java, which still runs.
         raise JobFailed(root_cause(str(error))) from error
     finally:
-        if is_lost and not is_submitted():
-            kill_java()
-        elif is_lost:
-            _stop_queries(spark)
-        else:
-            # After a bad setting there are no queries, and to ask Spark for them takes seconds.
-            _stop(spark, log, has_queries=is_usable)
+        # After a bad setting there are no queries, and to ask Spark for them takes seconds.
+        _stop(spark, log, has_queries=is_usable)
 
 
 @contextlib.contextmanager

@@ -532,7 +532,7 @@ def status_lines(settings: JobSettings, now: float) -> Iterable[str]:
     """Format the state of each query as some lines. If a fact can't be found out, a line says so."""
     try:
         job = describe(settings.work)
-    except (OSError, ValueError, JobFailed) as error:
+    except (OSError, ValueError) as error:
         job = f"unknown: {error}"
     yield f"{'job':8} {job}"
     queries = settings.queries

@@ -11,7 +11,6 @@ from gnsq.spark.pipeline import archive as archive_module
 from gnsq.spark.pipeline.archive import DEAD_SCHEMA, ArchiveBatches
 from gnsq.spark.pipeline.delta import BatchIdentity
 from gnsq.spark.pipeline.events import plan
-from gnsq.spark.pipeline.lock import LeaseLost
 from tests.spark.pipeline.helpers import Rows, delta_table, event, messages, table_rows
 from tests.spark.pipeline.jobs import job, table
 
@@ -156,18 +155,6 @@ def test_batch_that_was_begun_with_other_settings_is_refused_before_it_is_read(a
 
     with pytest.raises(JobFailed, match=rf"{name} has batch 3, which was begun with other settings"):
         archive.batches()(None, replace(identity(3), settings=2))
-
-
-@pytest.mark.spark
-def test_batch_of_a_job_that_has_lost_its_lease_commits_nothing(archive):
-    def check():
-        raise LeaseLost("job.json: this process has lost the lease")
-
-    with pytest.raises(LeaseLost):
-        archive.run(BODIES, check_lock=check)
-
-    assert archive.rows == archive.dead == []
-    assert sum(file.rows for file in archive.run(BODIES)) == 5
 
 
 @pytest.mark.spark

@@ -14,7 +14,6 @@ from gnsq.spark.pipeline import job as job_module
 from gnsq.spark.pipeline.checkpoint import checkpoint_of
 from gnsq.spark.pipeline.checks import check_places, check_work, create_channels, survey
 from gnsq.spark.pipeline.job import Job, run
-from gnsq.spark.pipeline.lock import LeaseLost
 from gnsq.spark.pipeline.settings import SettingError
 from gnsq.spark.pipeline.status import read_status
 from gnsq.spark.source.planner import drain_channel
@@ -369,9 +368,16 @@ def test_two_jobs_run_side_by_side_in_a_session_and_leave_it_as_it_was(fakensqd,
 
 
 @pytest.mark.spark
-def test_job_whose_lease_is_lost_fails(spark, settings_of):
-    def check():
-        raise LeaseLost("job.json: this process has lost the lease")
+def test_job_whose_spool_another_one_has_taken_ends(watched, fakensqd, settings_of, tmp_path):
+    publish(fakensqd, "clicks", GOOD)
+    running = watched(settings_of(*RAW))
+    running.wait(lambda: running.queries[0].status.record.total.rows == 30)
 
-    with pytest.raises(LeaseLost):
-        Job(spark, settings_of(*RAW), print, once=False, check_lock=check).wait(lambda: False)
+    # As on a store without locks.
+    owner = tmp_path / "work" / "frames" / "spool" / "owner.json"
+    owner.write_text('{"run": "another", "pid": 1, "host": "elsewhere"}')
+
+    with pytest.raises(
+        JobFailed, match=r"^spool .* was taken over by another run of this query \(process 1 on elsewhere"
+    ):
+        running.wait(lambda: False)
