@@ -49,7 +49,7 @@ MAX_LINE = 600
 _process: int | None = None
 
 
-def open_object_store(location: str, what: str, retry_time: float | None) -> ObjectStore:
+def open_object_store(location: str, what: str) -> ObjectStore:
     """Make the store of a URI, as storage.open_store() does."""
     try:
         filesystem, path = fs.FileSystem.from_uri(location)
@@ -57,7 +57,7 @@ def open_object_store(location: str, what: str, retry_time: float | None) -> Obj
         shown = redact_uri(location)
         # Raise without the cause (from None): its text may show the credentials in the location.
         raise ValueError(f"{what} {shown!r} can't be opened: {str(error).replace(location, shown)}") from None
-    return ObjectStore(location, filesystem, path, RETRY_TIME if retry_time is None else retry_time)
+    return ObjectStore(location, filesystem, path)
 
 
 class ObjectStore:
@@ -67,7 +67,6 @@ class ObjectStore:
         location: The URI.
         filesystem: Made by pyarrow from the URI.
         root: Path of the directory, which begins with the bucket.
-        retry_time: In place of RETRY_TIME, for ``client``.
 
     Attributes:
         client: The client of obstore, for requests that only object stores know.
@@ -80,12 +79,11 @@ class ObjectStore:
         location: str,
         filesystem: Any,  # Any: pyarrow has no types
         root: str,
-        retry_time: float = RETRY_TIME,
     ) -> None:
         self._fs = _patient(filesystem)
         self._root = root.strip("/")
         bucket, _, prefix = self._root.partition("/")
-        self.client = _client(location, filesystem, bucket, prefix or None, retry_time)
+        self.client = _client(location, filesystem, bucket, prefix or None)
 
     def put(self, path: str, data: Any) -> None:  # Any: bytes or pyarrow.Buffer
         with _errors():
@@ -214,7 +212,6 @@ def _client(
     filesystem: Any,  # Any: pyarrow has no types
     bucket: str,
     prefix: str | None,
-    retry_time: float,
 ) -> Any:  # Any: one of three classes
     uri = urlsplit(location)
     settings: Mapping[str, Any] = filesystem.__reduce__()[1][0]
@@ -225,7 +222,7 @@ def _client(
         },
         "retry_config": {
             "max_retries": _MAX_RETRIES,
-            "retry_timeout": dt.timedelta(seconds=retry_time),
+            "retry_timeout": dt.timedelta(seconds=RETRY_TIME),
             "backoff": {
                 "init_backoff": dt.timedelta(seconds=FIRST_PAUSE),
                 "max_backoff": dt.timedelta(seconds=LONGEST_PAUSE),

@@ -26,15 +26,12 @@ __all__ = ["LocalStore", "Store", "TEMPORARY", "open_store"]
 TEMPORARY = ".tmp-"
 
 
-def open_store(
-    location: str, what: str = "spool", *, mode: int | None = None, retry_time: float | None = None
-) -> Store:
+def open_store(location: str, what: str = "spool", *, mode: int | None = None) -> Store:
     """Make the store of a path or URI (file:, or that of an object store); touches no file.
 
     Args:
         what: Name of the location, for errors.
         mode: Permissions of new directories, as in LocalStore. Object stores ignore it.
-        retry_time: As in ObjectStore; None: its default.
 
     Raises:
         ValueError: If the location is empty, or is a URI that can't be used.
@@ -59,7 +56,7 @@ def open_store(
     # Loads pyarrow.fs and obstore: 12 MiB that the process of a query with a local spool does not need.
     from gnsq.spark.spool.objectstore import open_object_store
 
-    return open_object_store(location, what, retry_time)
+    return open_object_store(location, what)
 
 
 class LocalStore:
