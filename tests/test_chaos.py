@@ -20,7 +20,6 @@ TORN = (body_of("cut-0")[:3] + body_of("written-0-30")[3:])[: len(body_of("cut-0
 
 @pytest.mark.slow
 @pytest.mark.subprocess
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("flags", [["--seconds=6", "--seed=2"], ["--seconds=1", "--seed=1", "--commands"]])
 def test_invariants_hold_with_the_emulator(flags):
     result = run(sys.executable, "-m", "integration.chaos", "--fake", *flags, cwd=ROOT, limit=280)

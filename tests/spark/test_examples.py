@@ -45,7 +45,6 @@ def test_spark_example_writes_what_was_published(spark, fakensqd, tmp_path):
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(120)
 def test_spark_example_publishes_changed_counts(spark, fakensqd, tmp_path):
     names = {}
     exec(example("pipeline/guide.md", "Publish counts"), names)
@@ -162,7 +161,6 @@ class Reader:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES)
 def test_page_can_be_followed_from_an_empty_folder(page, fakensqd, shared_session, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -173,7 +171,6 @@ def test_page_can_be_followed_from_an_empty_folder(page, fakensqd, shared_sessio
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(120)
 def test_notebook_example_runs_the_job_until_it_is_stopped(fakensqd, spark, tmp_path):
     publish(fakensqd, "clicks", [b'{"user": "ann", "page": "/"}'])
     settings = example("pipeline/settings.md", "The job", language="toml").partition("[nsq]")[0]
