@@ -240,7 +240,7 @@ class Census:
             # The nsqds of a fast nsqlookupd do not wait for a slow one.
             _, gone = self._nodes.refresh(add)
             for url in map(_url, gone):
-                if self._known[url].registered is not None:
+                if url in self._known and self._known[url].registered is not None:
                     self._known.pop(url).client.close()
             for address, known in self._known.items():
                 start(address, known)

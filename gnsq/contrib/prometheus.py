@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol
@@ -38,6 +38,7 @@ from gnsq.stats import (
 )
 
 try:
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 except ImportError as error:
     raise ImportError("prometheus_client is not installed; it comes with: pip install gnsq[prometheus]") from error
@@ -90,6 +91,13 @@ def collected(known: Mapping[str, _Family], records: Mapping[tuple[str, ...], ob
             if (value := attrgetter(name)(record)) is not None:
                 metric.add_metric(labels, float(value))
     return list(metrics.values())
+
+
+def metrics_page(collector: Any) -> Callable[[], tuple[str, str, bytes]]:  # Any: it has no base class
+    """Return the function of a page of gnsq.contrib.health that answers with the metrics of a collector."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return lambda: ("200 OK", CONTENT_TYPE_LATEST, generate_latest(registry))
 
 
 _FIELDS: dict[type, dict[str, _Family]] = {

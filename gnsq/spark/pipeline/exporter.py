@@ -7,16 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gnsq.addresses import format_address, parse_address
-from gnsq.contrib.prometheus import collected, families
+from gnsq.concurrency.hub_thread import HubThread
+from gnsq.contrib.health import Pages, serve
+from gnsq.contrib.prometheus import collected, families, metrics_page
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.status import QueryStatus
 from gnsq.stats import counter, gauge
 from gnsq.texts import reason_of
-
-try:
-    from prometheus_client import CollectorRegistry, start_http_server
-except ImportError as error:
-    raise ImportError("prometheus_client is not installed; it comes with: pip install 'gnsq[prometheus]'") from error
 
 __all__ = ["FAMILIES", "PipelineCollector", "serving"]
 
@@ -61,23 +58,19 @@ class PipelineCollector:
 
 @contextlib.contextmanager
 def serving(address: str, collector: PipelineCollector) -> Iterator[str]:
-    """Answer GET /metrics at an address, in threads, during the block. Yield the URL.
+    """Answer GET /metrics at an address, in a thread, during the block. Yield the URL.
 
     Raises:
         JobFailed: If the address can't be used.
     """
     host, port = parse_address(address, 0)
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    try:
-        server, thread = start_http_server(port, host, registry)
-    except OSError as error:
-        raise JobFailed(
-            f"setting metrics_address {address}: {reason_of(error)}: give a free address of this machine"
-        ) from error
-    try:
+    thread = HubThread("gnsq-metrics")
+    with contextlib.ExitStack() as opened:
+        opened.callback(thread.stop)
+        try:
+            server = thread.call(serve, host, port, Pages({"/metrics": metrics_page(collector)}))
+        except OSError as error:
+            text = f"setting metrics_address: {reason_of(error)}: give a free address of this machine"
+            raise JobFailed(text) from error
+        opened.callback(thread.call, server.stop, 0)
         yield f"http://{format_address(host, server.server_port)}/metrics"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from gnsq.consumer import Consumer
-from gnsq.contrib.health import Answer
 from gnsq.contrib.prometheus import StatsCollector, collected, families
 from gnsq.spark.receiver.receiver import Receiver
 from gnsq.stats import counter, gauge
 
-try:
-    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-except ImportError as error:
-    raise ImportError("prometheus_client is not installed; it comes with: pip install 'gnsq[prometheus]'") from error
-
-__all__ = ["FAMILIES", "ReceiverCollector", "metrics_page"]
+__all__ = ["FAMILIES", "ReceiverCollector"]
 
 # By the attributes of Receiver.
 METRICS = {
@@ -52,10 +45,3 @@ class ReceiverCollector:
             self._stats.remove(consumer)
         self._consumers = consumers
         return self._stats.collect()
-
-
-def metrics_page(receiver: Receiver) -> Callable[[], Answer]:
-    """Return the function that answers with the metrics of a receiver."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(ReceiverCollector(receiver))
-    return lambda: ("200 OK", CONTENT_TYPE_LATEST, generate_latest(registry))

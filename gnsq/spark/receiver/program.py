@@ -133,9 +133,10 @@ def _serving(address: str, receiver: Receiver) -> Iterator[None]:
         "/ready": lambda: checked(why_not_ready(receiver)),
     }
     try:
-        from gnsq.spark.receiver.metrics import metrics_page
+        from gnsq.contrib.prometheus import metrics_page
+        from gnsq.spark.receiver.metrics import ReceiverCollector
 
-        pages["/metrics"] = metrics_page(receiver)
+        pages["/metrics"] = metrics_page(ReceiverCollector(receiver))
     except ImportError as error:
         pages["/metrics"] = functools.partial(checked, str(error))
     try:

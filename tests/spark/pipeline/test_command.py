@@ -205,7 +205,10 @@ def test_metrics_address_in_use_is_told_before_spark_starts(fakensqd, tmp_path):
     done = invoke(arguments(fakensqd, tmp_path, "--metrics-address", fakensqd.http_address), obj=pytest.fail)
 
     assert done.exit_code == 1
-    assert f"Error: setting metrics_address {fakensqd.http_address}: Address already in use: give a " in done.stderr
+    assert (
+        f"Error: setting metrics_address: can't listen on {fakensqd.http_address}: Address already in use"
+        in done.stderr
+    )
 
 
 def test_missing_java_says_what_to_install(fakensqd, tmp_path, monkeypatch):

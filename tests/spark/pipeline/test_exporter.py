@@ -103,7 +103,10 @@ def test_address_in_use_is_named(collector):
         address = "127.0.0.1:{1}".format(*server.getsockname())
 
         with (
-            pytest.raises(JobFailed, match=f"setting metrics_address {address}: Address already in use: give a free"),
+            pytest.raises(
+                JobFailed,
+                match=f"setting metrics_address: can't listen on {address}: Address already in use: give a free",
+            ),
             serving(address, collector),
         ):
             pass

@@ -3,7 +3,8 @@
 import requests
 
 from gnsq.contrib.health import Pages, checked, serve
-from gnsq.spark.receiver.metrics import ReceiverCollector, metrics_page
+from gnsq.contrib.prometheus import metrics_page
+from gnsq.spark.receiver.metrics import ReceiverCollector
 from tests.spark.helpers import numbered, publish, wait_for
 
 
@@ -63,7 +64,7 @@ def test_consumers_that_are_gone_keep_their_counters(fakensqd, hub, receive):
 
 
 def test_metrics_are_a_page_beside_the_checks(hub, receive):
-    pages = Pages({"/live": lambda: checked("no"), "/metrics": metrics_page(receive())})
+    pages = Pages({"/live": lambda: checked("no"), "/metrics": metrics_page(ReceiverCollector(receive()))})
     server = hub.call(serve, "127.0.0.1", 0, pages)
 
     url = f"http://127.0.0.1:{server.server_port}"
