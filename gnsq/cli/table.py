@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -115,6 +115,19 @@ class _Line:
 
 
 @dataclass(frozen=True)
+class _Cells:
+    """The texts of a column, one for each line."""
+
+    column: _Column
+    texts: list[str]
+
+    @property
+    def width(self) -> int:
+        """Characters of the longest text or the title."""
+        return max(map(len, (self.column.title, *self.texts)))
+
+
+@dataclass(frozen=True)
 class StatsView:
     """A snapshot as rich shows it.
 
@@ -136,10 +149,13 @@ class StatsView:
         if self.has_failures:
             yield from (Text(failure, style="red") for failure in self.snapshot.failures)
         if lines := list(self._lines()):
-            cells, name_width, left_out = self._cells(lines, options)
-            yield self._table(lines, cells, name_width, options)
-            if left_out:
-                yield Text(f"no room in {options.max_width} columns for: {left_out}", style="dim")
+            columns = list(self._columns(lines))
+            name_width = max(map(len, (_NAME, *(line.name for line in lines))))
+            shown = _fitting(columns, name_width, options.max_width)
+            yield _table(lines, shown, name_width, options)
+            if left_out := [each.column for each in columns if each not in shown]:
+                titles = ", ".join(column.title for column in sorted(left_out, key=lambda column: column.rank))
+                yield Text(f"no room in {options.max_width} columns for: {titles}", style="dim")
         if self.snapshot.reached:
             yield Text()
         yield from self._servers()
@@ -169,34 +185,12 @@ class StatsView:
         for address, counts in sorted(row.by_nsqd.items()) if self.by_nsqd else ():
             yield _Line(f"{indent}  @ {short_address(address)}", counts)
 
-    def _cells(self, lines: Sequence[_Line], options: ConsoleOptions) -> tuple[dict[_Column, list[str]], int, str]:
-        """Return the cells of the columns that fit, the width of the names, and the titles of the other columns."""
-        cells = {column: [line.cell(column) for line in lines] for column in _COLUMNS}
-        if not any(cells[_PAUSED]):
-            del cells[_PAUSED]
-        if self.snapshot.seconds is None:
-            cells = {column: texts for column, texts in cells.items() if not column.key.endswith("_rate")}
-        name_width = max(map(len, (_NAME, *(line.name for line in lines))))
-        left_out: list[str] = []
-        while True:
-            # rich reserves a gap after the last column, too.
-            left = options.max_width - _GAP - sum(_width(*each) + _GAP for each in cells.items())
-            if left >= min(name_width, _MIN_NAME) or len(cells) == 1:
-                return cells, max(min(name_width, left), 1), ", ".join(left_out)
-            left_out.append(min(cells, key=lambda column: column.rank).title)
-            del cells[min(cells, key=lambda column: column.rank)]
-
-    def _table(
-        self, lines: Sequence[_Line], cells: dict[_Column, list[str]], name_width: int, options: ConsoleOptions
-    ) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="underline")
-        # rich would make all columns narrower, but a part of a number is wrong.
-        table.add_column(_NAME, no_wrap=True, overflow=_overflow(options), width=name_width)
-        for column, texts in cells.items():
-            table.add_column(column.title, no_wrap=True, justify=column.justify, width=_width(column, texts))
-        for line, *row in zip(lines, *cells.values(), strict=True):
-            table.add_row(Text(line.name), *map(Text, row), style=line.style)
-        return table
+    def _columns(self, lines: Sequence[_Line]) -> Iterator[_Cells]:
+        for column in _COLUMNS:
+            cells = _Cells(column, [line.cell(column) for line in lines])
+            has_no_rates = self.snapshot.seconds is None and column.key.endswith("_rate")
+            if not has_no_rates and (column is not _PAUSED or any(cells.texts)):
+                yield cells
 
     def _servers(self) -> Iterator[Text]:
         """Describe the nsqds that have answered, those with errors first."""
@@ -209,8 +203,29 @@ class StatsView:
                 yield Text(_describe(node, node.stats), style="" if _is_healthy(node) else "red")
 
 
-def _width(column: _Column, texts: list[str]) -> int:
-    return max(map(len, (column.title, *texts)))
+def _fitting(columns: Iterable[_Cells], name_width: int, width: int) -> list[_Cells]:
+    """Leave out columns, the lowest rank first, until names fit or have _MIN_NAME characters. One column stays."""
+    shown = list(columns)
+    while len(shown) > 1 and width - _taken(shown) < min(name_width, _MIN_NAME):
+        shown.remove(min(shown, key=lambda each: each.column.rank))
+    return shown
+
+
+def _taken(columns: Iterable[_Cells]) -> int:
+    """Return how many characters of a line columns take, with their gaps. rich has one after the last, too."""
+    return _GAP + sum(each.width + _GAP for each in columns)
+
+
+def _table(lines: Sequence[_Line], columns: Sequence[_Cells], name_width: int, options: ConsoleOptions) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="underline")
+    # rich would make all columns narrower, but a part of a number is wrong.
+    width = max(min(name_width, options.max_width - _taken(columns)), 1)
+    table.add_column(_NAME, no_wrap=True, overflow=_overflow(options), width=width)
+    for each in columns:
+        table.add_column(each.column.title, no_wrap=True, justify=each.column.justify, width=each.width)
+    for line, *row in zip(lines, *(each.texts for each in columns), strict=True):
+        table.add_row(Text(line.name), *map(Text, row), style=line.style)
+    return table
 
 
 def _overflow(options: ConsoleOptions) -> Literal["crop", "ellipsis"]:
