@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from fakensqd import FakeAuthServer, FakeCluster, FakeNsqd
 from fakensqd.nsqd.auth import Grant
 from gnsq import Consumer, LookupdClient, NsqdHTTPClient, NsqdTCPClient, Producer
-from gnsq.cli.cluster import load_cluster
+from gnsq.cli.servers import load_cluster
 from gnsq.contrib.prometheus import StatsCollector
 from gnsq.errors import NSQException, NSQHttpError
 from gnsq.protocol.frames import RESPONSE, encode_frame

@@ -13,12 +13,12 @@ import gevent
 from gevent.socket import wait_read
 
 from gnsq.census import Counts, short_address
-from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command, before_signal
 from gnsq.cli.group import Group
 from gnsq.cli.nodes import NodePoller
-from gnsq.cli.snapshot import Snapshot
+from gnsq.cli.servers import Cluster
 from gnsq.cli.stats import report
+from gnsq.cli.sums import Snapshot
 from gnsq.cli.topics import CHANNEL, TOPIC
 from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQHttpError

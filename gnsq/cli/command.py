@@ -13,9 +13,9 @@ from typing import Any, NoReturn, TypeVar
 import click
 import gevent
 
-from gnsq.cli.cluster import CONNECTION_OPTIONS, given_settings, load_cluster, option_texts, origins
 from gnsq.cli.group import WithExamples
 from gnsq.cli.parameters import warn_of_unknown_variables
+from gnsq.cli.servers import CONNECTION_OPTIONS, given_settings, load_cluster, option_texts, origins
 from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQException
 from gnsq.running import StopSignals

@@ -10,12 +10,12 @@ import click
 from gevent import socket
 
 from gnsq.addresses import format_address, parse_address
-from gnsq.cli.cluster import Cluster, target_of
 from gnsq.cli.command import Command
 from gnsq.cli.parameters import COUNT, IDLE, RATE
 from gnsq.cli.progress import Counter
 from gnsq.cli.receiving import Received, Receiver
 from gnsq.cli.republish import BATCH, Outcome, Publication, Republisher
+from gnsq.cli.servers import Cluster, target_of
 from gnsq.cli.topics import CHANNEL, TOPIC, Topics
 from gnsq.producer import Producer
 from gnsq.producer.publish import is_topic_error

@@ -7,8 +7,8 @@ import time
 
 from gnsq.addresses import format_address, is_port, is_unix, parse_address
 from gnsq.census import Census, Node
-from gnsq.cli.cluster import Cluster
-from gnsq.cli.snapshot import Snapshot, set_rates
+from gnsq.cli.servers import Cluster
+from gnsq.cli.sums import Snapshot, set_rates
 
 __all__ = ["NodePoller", "http_address"]
 

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.text import Text
 
 from gnsq.census import short_address
-from gnsq.cli.checks import Check, NsqdChecker, Status, Target, check_lookupd
-from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command
+from gnsq.cli.servers import Cluster
+from gnsq.cli.steps import Check, NsqdChecker, Status, Target, check_lookupd
 from gnsq.cli.topics import TOPIC
 from gnsq.concurrency.greenlets import spawn
 from gnsq.running import StopSignals

@@ -15,11 +15,11 @@ import click
 import gevent
 from gevent.socket import wait_read
 
-from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command, until_signal
 from gnsq.cli.formats import record_body
 from gnsq.cli.parameters import DELIMITER, DURATION, RATE, FilePath
 from gnsq.cli.progress import Counter, RateLimiter
+from gnsq.cli.servers import Cluster
 from gnsq.cli.topics import TOPIC
 from gnsq.errors import NSQErrorCode, NSQException, NSQInvalid, NSQUnknown
 from gnsq.running import StopSignals

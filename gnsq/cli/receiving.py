@@ -6,9 +6,9 @@ to the command, and ends at a signal, a count, an idle time or an error.
 #
 #  1. `main` in __main__.py runs the program, inside `program` in cli/group.py, which receives SIGINT and SIGTERM.
 #     click finds the command in the group `command_line` in cli/main.py.
-#  2. `Command.invoke` in cli/command.py makes a Cluster by `load_cluster` in cli/cluster.py: of the command line, for
+#  2. `Command.invoke` in cli/command.py makes a Cluster by `load_cluster` in cli/servers.py: of the command line, for
 #     what it lacks of the environment, and then of the file. An error of the command becomes one line on stderr.
-#  3. `copy` in cli/copy.py starts a producer (`Cluster.producer` in cli/cluster.py), and makes a `Receiver` and, with
+#  3. `copy` in cli/copy.py starts a producer (`Cluster.producer` in cli/servers.py), and makes a `Receiver` and, with
 #     it, a Republisher, whose `Republisher.run` in cli/republish.py calls `Receiver.run`.
 #  4. `Receiver._start` asks the nsqds about the topic (`NodePoller.poll` in cli/nodes.py), and says on stderr what
 #     cannot be undone later (`find` in cli/waiting.py). Then it starts the consumer, and waits until it is ready.
@@ -45,11 +45,11 @@ from gevent.event import Event
 
 from gnsq.addresses import parse_address
 from gnsq.census import short_address
-from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import until_signal
 from gnsq.cli.nodes import NodePoller
 from gnsq.cli.progress import Counter, RateLimiter
-from gnsq.cli.snapshot import Snapshot
+from gnsq.cli.servers import Cluster
+from gnsq.cli.sums import Snapshot
 from gnsq.cli.topics import Topics
 from gnsq.cli.waiting import Finding, find
 from gnsq.concurrency.greenlets import spawn

@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 
 import click
 
-from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command
 from gnsq.cli.formats import harmless
 from gnsq.cli.output import Output
@@ -18,6 +17,7 @@ from gnsq.cli.parameters import COUNT, DURATION, PAUSE, RATE
 from gnsq.cli.progress import Counter
 from gnsq.cli.receiving import Received, Receiver, requeue_all
 from gnsq.cli.republish import BATCH, Outcome, Publication, Republisher
+from gnsq.cli.servers import Cluster
 from gnsq.cli.topics import CHANNEL, TOPIC, Topics
 from gnsq.dead_letter import DeadLetter, decode_dead_letter
 from gnsq.errors import NSQNotSent

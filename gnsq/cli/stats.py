@@ -14,12 +14,12 @@ import gevent
 from rich.console import Console
 from rich.live import Live
 
-from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command, before_signal, until_signal
 from gnsq.cli.nodes import NodePoller
 from gnsq.cli.parameters import PAUSE
 from gnsq.cli.progress import handing_over
-from gnsq.cli.snapshot import Snapshot
+from gnsq.cli.servers import Cluster
+from gnsq.cli.sums import Snapshot
 from gnsq.cli.table import SORTS, StatsView
 from gnsq.cli.topics import CHANNEL, TOPIC
 from gnsq.running import StopSignals

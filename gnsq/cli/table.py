@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gnsq.census import Counts, Node, NodeStats, short_address
-from gnsq.cli.snapshot import Row, Snapshot
+from gnsq.cli.sums import Row, Snapshot
 from gnsq.texts import counted, printable
 
 __all__ = ["SORTS", "StatsView"]

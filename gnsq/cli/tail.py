@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command
 from gnsq.cli.formats import Format, as_json, as_raw, for_terminal, meta_line
 from gnsq.cli.output import Output
 from gnsq.cli.parameters import COUNT, IDLE, RATE
 from gnsq.cli.progress import Counter
 from gnsq.cli.receiving import Received, Receiver
+from gnsq.cli.servers import Cluster
 from gnsq.cli.topics import CHANNEL, Topics, topics_argument
 from gnsq.message import Message, finish_all
 from gnsq.protocol.names import is_ephemeral

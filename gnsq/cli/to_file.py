@@ -17,13 +17,13 @@ from pathlib import Path
 import click
 import gevent
 
-from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command
 from gnsq.cli.formats import message_record
 from gnsq.cli.parameters import COUNT, DELIMITER, DURATION, IDLE, SIZE, FilePath
 from gnsq.cli.progress import Counter
 from gnsq.cli.receiving import Received, Receiver
 from gnsq.cli.rotating_file import COMPRESSIONS, Recovery, RotatingFile, file_stem, recover
+from gnsq.cli.servers import Cluster
 from gnsq.cli.topics import CHANNEL, Topics, topics_argument
 from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.io_thread import BlockingIOThread

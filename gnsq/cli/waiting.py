@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gnsq.cli.snapshot import Row, Snapshot
+from gnsq.cli.sums import Row, Snapshot
 from gnsq.protocol.names import is_ephemeral
 from gnsq.texts import counted
 

@@ -6,8 +6,8 @@ import signal
 import click
 import pytest
 
-from gnsq.cli.cluster import SETTINGS
 from gnsq.cli.main import command_line
+from gnsq.cli.servers import SETTINGS
 from tests.cli.programs import invoke
 
 pytestmark = pytest.mark.slow

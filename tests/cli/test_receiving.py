@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from gnsq.cli.cluster import load_cluster
 from gnsq.cli.progress import Counter
 from gnsq.cli.receiving import Inbox, Receiver
+from gnsq.cli.servers import load_cluster
 from gnsq.cli.topics import Topics
 from gnsq.message import Message
 from gnsq.running import StopSignals

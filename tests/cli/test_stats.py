@@ -18,7 +18,7 @@ from rich.console import Console
 
 from gnsq import NsqdHTTPClient
 from gnsq.census import Node, NodeStats, parse_stats
-from gnsq.cli.snapshot import Snapshot, set_rates
+from gnsq.cli.sums import Snapshot, set_rates
 from gnsq.cli.table import StatsView
 from tests.cli.programs import servers_of, signalled_when
 from tests.helpers import LIMIT, child, peer, refused_port

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 import pytest
 
-from gnsq.cli.cluster import load_cluster
 from gnsq.cli.main import command_line
+from gnsq.cli.servers import load_cluster
 from tests.docs.prose import FOLDER, blocks
 
 PAGE = "guides/command-line.md"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import gnsq
 from fakensqd import FakeAuthServer, FakeNsqd, Grant
-from gnsq.cli.cluster import SETTINGS, load_cluster, option_texts, target_of
 from gnsq.cli.command import Command
+from gnsq.cli.servers import SETTINGS, load_cluster, option_texts, target_of
 from tests.helpers import bodies, refused_port
 from tests.strategies import json_values, texts, toml
 

@@ -23,8 +23,8 @@ from gevent import socket
 from gnsq.addresses import format_address, is_unix, parse_address
 from gnsq.census import short_address
 from gnsq.cli import advice
-from gnsq.cli.cluster import Cluster
 from gnsq.cli.nodes import http_address
+from gnsq.cli.servers import Cluster
 from gnsq.discovery import listed_producers, producer_address
 from gnsq.errors import NSQErrorCode, NSQException, NSQHttpError
 from gnsq.http.responses import shown
