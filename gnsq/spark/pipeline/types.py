@@ -74,7 +74,6 @@ class Wrong(IntEnum):
     TIME = 4
     AHEAD = 5
     PARSE = 6  # the SQL of the setting parse gave null
-    KEY = 7  # a metric's key is too long
 
 
 @dataclass(frozen=True)
@@ -139,8 +138,6 @@ def explain(body: bytes, wrong: int, shape: Shape) -> str:
             return f"{shape.time or 'time'} is more than {shape.max_ahead:g} s after the publishing"
         case Wrong.PARSE:
             return "parse gives null"
-        case Wrong.KEY:
-            return "a key of the metric is too long"
 
 
 def rescued(body: bytes, shape: Shape) -> str | None:
