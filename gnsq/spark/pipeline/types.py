@@ -24,7 +24,7 @@ __all__ = [
     *("explain", "rescued"),
     *("check_type", "json_path", "type_text"),
     *("BASE64", "DATE", "LONE_SURROGATE", "LONG_NUMBER", "MAX_DEPTH", "NUMBER", "PAIR_OR_ESCAPE", "QUOTED"),
-    *("TIMESTAMP", "ZONE"),
+    *("SCALARS", "TIMESTAMP", "ZONE"),
 ]
 
 # Limit of the depth of a body, so that Python can walk it. Jackson's own is 1,000.
@@ -59,7 +59,7 @@ _PLAIN_KEY = re.compile(r"[^\W\d][\w-]*")
 # The nearest float of larger numbers is infinite.
 _EXACT = Context(prec=2000, Emax=10**9, Emin=-(10**9))
 _INTEGERS: dict[type[T.DataType], int] = {T.ByteType: 7, T.ShortType: 15, T.IntegerType: 31, T.LongType: 63}
-_SCALARS = (
+SCALARS = (
     *(T.StringType, T.BooleanType, *_INTEGERS, T.FloatType, T.DoubleType, T.DecimalType),
     *(T.DateType, T.TimestampType, T.TimestampNTZType, T.BinaryType),
 )
@@ -427,7 +427,7 @@ def json_path(text: str) -> tuple[Step, ...]:
 def type_text(kind: T.DataType) -> str:
     """Write a type as in DDL."""
     text: str = kind.simpleString()
-    return text.upper() if isinstance(kind, _SCALARS) else text
+    return text.upper() if isinstance(kind, SCALARS) else text
 
 
 def check_type(kind: T.DataType, path: str = "", *, is_json: bool = True) -> None:
@@ -457,7 +457,7 @@ def check_type(kind: T.DataType, path: str = "", *, is_json: bool = True) -> Non
             raise ValueError(f"{path} is a MAP with keys of {type_text(kind.keyType)}: keys of JSON are STRING")
         check_type(kind.keyType, f"{path} (keys)", is_json=is_json)
         check_type(kind.valueType, f"{path}{{}}", is_json=is_json)
-    elif type(kind) not in _SCALARS or (isinstance(kind, T.StringType) and kind != T.StringType()):
+    elif type(kind) not in SCALARS or (isinstance(kind, T.StringType) and kind != T.StringType()):
         name = kind.simpleString().upper()
         instead = "STRING, which takes any JSON as its text" if isinstance(kind, T.VariantType) else "STRING"
         raise ValueError(f"{path} is {name}, which tables or JSON do not have: use {instead}")

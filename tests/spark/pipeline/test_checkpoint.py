@@ -17,7 +17,7 @@ from gnsq.spark.pipeline.checkpoint import (
     settle_epoch,
 )
 from gnsq.spark.pipeline.durable import mend_checkpoint
-from gnsq.spark.pipeline.settings import SettingError
+from gnsq.spark.pipeline.settings import SettingError, TableSettings, options_of
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import columns
 from tests.spark.pipeline.helpers import put_batch, put_checkpoint
@@ -82,21 +82,30 @@ def test_batch_of_a_checkpoint_that_only_spark_can_read_is_told_by_its_number():
     assert identify("s3a://bucket/c", "a", 7, 1).offsets == 0
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"schema": "user STRING"},
-        {"columns": {"page": "$.at.page"}},
-        {"time": "at"},
-        {"max_ahead": 1.0},
-        {"where": "ms > 1"},
-        {"mismatch": "rescue"},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_settings_that_divide_events_from_others_are_part_of_a_batch(tmp_path, changes):
+# Each setting of a table that decides which messages are events, dead letters, or left out.
+DIVIDING = {
+    "format": {"format": "raw"},
+    "schema": {"schema": "user STRING"},
+    "columns": {"columns": {"page": "$.at.page"}},
+    "parse": {"parse": "from_json(string(body), 'user STRING')"},
+    "time": {"time": "at"},
+    "max_ahead": {"max_ahead": 1.0},
+    "where": {"where": "ms > 1"},
+    "mismatch": {"mismatch": "rescue"},
+}
+# schema_file is read into schema. Messages of a removed topic that are in the spool are still written.
+OTHERS = {"schema_file", "topics", "topic_pattern", "select", "partition_by", "keep", "sink"}
+
+
+def test_each_setting_of_a_table_is_known_to_divide_events_from_others_or_not():
+    assert {*options_of(TableSettings)} == {*DIVIDING} | OTHERS
+
+
+@pytest.mark.parametrize("name", DIVIDING)
+def test_settings_that_divide_events_from_others_are_part_of_a_batch(tmp_path, name):
+    # A batch that runs again under a changed one would put an event into both tables, or none.
     [query], [same] = job(tmp_path).queries, job(tmp_path, table(keep="none", partition_by=[])).queries
-    [other] = job(tmp_path, table(**changes)).queries
+    [other] = job(tmp_path, table(**DIVIDING[name])).queries
 
     assert settings_hash(query) == settings_hash(same) != settings_hash(other)
 

@@ -10,10 +10,11 @@ from decimal import Decimal
 
 import pytest
 from hypothesis import strategies as st
+from pyspark.sql import types as T
 
 from gnsq.spark.pipeline.events import check_streaming, deduplicated, plan
 from gnsq.spark.pipeline.settings import SettingError
-from gnsq.spark.pipeline.types import Wrong, explain, rescued
+from gnsq.spark.pipeline.types import SCALARS, Wrong, explain, rescued
 from tests.spark.pipeline.jobs import table
 from tests.spark.pipeline.rightvalues import RIGHT_VALUES
 from tests.strategies import drawn
@@ -69,6 +70,10 @@ OTHERS = [(kind, text) for kind, _, others in RIGHT_VALUES for text in others]
 # Each type is a column, so that one plan has all of them.
 KINDS = {kind: f"c{index}" for index, (kind, _, _) in enumerate(RIGHT_VALUES)}
 SCHEMA = ", ".join(f"{name} {kind}" for kind, name in KINDS.items())
+
+
+def test_each_scalar_type_is_in_the_table_of_right_values(spark):
+    assert {type(field.dataType) for field in T.StructType.fromDDL(SCHEMA)} >= {*SCALARS}
 
 
 # Values of all kinds, compared with what Python says of them
