@@ -140,7 +140,7 @@ def test_imports_in_strings_are_those_of_the_tables_of_names():
 
     # gnsq.nsqd and the command line load their classes and commands when these are used.
     # gnsq.contrib.sentry loads the user's SDK, and the pipeline's job the functions of the settings setup and sink.
-    of_others = {"gnsq.contrib.sentry", "gnsq.spark.pipeline.job"}
+    of_others = {"gnsq.contrib.sentry", "gnsq.spark.pipeline.query"}
     assert by_string == {"gnsq", "gnsq.nsqd", "gnsq.cli.group", "fakensqd", *of_others}
 
 

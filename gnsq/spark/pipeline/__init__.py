@@ -12,13 +12,8 @@ if _missing:
     # name=__name__ lets ``python -m`` show only this text, without a traceback.
     raise ImportError(f"{__name__} needs {', '.join(_missing)}: pip install 'gnsq[spark]'", name=__name__)
 
-from gnsq.spark.pipeline.settings import (  # noqa: E402  # after the check
-    JobSettings,
-    MetricSettings,
-    SettingError,
-    TableSettings,
-    load_settings,
-)
+from gnsq.spark.pipeline.settings import JobSettings, load_settings  # noqa: E402  # after the check
+from gnsq.spark.pipeline.tables import MetricSettings, SettingError, TableSettings  # noqa: E402
 
 if TYPE_CHECKING:
     from gnsq.spark.pipeline.job import run

@@ -20,15 +20,8 @@ from gnsq.cli.parameters import FILE, PAUSE, SettingOption, setting_option, warn
 from gnsq.errors import NSQException
 from gnsq.settings import Field
 from gnsq.spark.errors import JobFailed, JobStopped
-from gnsq.spark.pipeline.settings import (
-    JobSettings,
-    MetricSettings,
-    Query,
-    SettingError,
-    TableSettings,
-    load_settings,
-    options_of,
-)
+from gnsq.spark.pipeline.settings import JobSettings, Query, load_settings
+from gnsq.spark.pipeline.tables import MetricSettings, SettingError, TableSettings, options_of
 from gnsq.texts import counted, nearest, without_secrets
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ With a sink, the rows go to the user's function instead of the table of events.
 
 # A body, from the spool to the commit of its batch, and the deletion of its segment:
 #
-#  1. `RunningQuery._plan` in spark/pipeline/job.py plans the query once: `plan` in spark/pipeline/events.py says in
+#  1. `JobQuery._plan` in spark/pipeline/query.py plans the query once: `plan` in spark/pipeline/events.py says in
 #     Spark's expressions which columns a body has, and whether it is malformed.
 #  2. `Planner.latest` in spark/source/planner.py chooses the segments of a batch. Spark writes the offset into its
-#     checkpoint, and calls write() of `RunningQuery.start` in spark/pipeline/job.py. `identify` in
+#     checkpoint, and calls write() of `JobQuery.start` in spark/pipeline/query.py. `identify` in
 #     spark/pipeline/checkpoint.py makes the batch's identity, and `sync_checkpoint` in spark/pipeline/durable.py syncs
 #     the checkpoint's files that it depends on.
 #  3. `ArchiveBatches.__call__` makes one pass. The tasks get rows by `read_segments` in spark/source/reader.py, with
@@ -49,7 +49,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from gnsq.spark.pipeline.delta import BatchIdentity, Table
 from gnsq.spark.pipeline.events import Events
 from gnsq.spark.pipeline.parquet import DataFile, TableTarget, collect_files, write
-from gnsq.spark.pipeline.settings import Query, SettingError, TableSettings
+from gnsq.spark.pipeline.settings import Query
+from gnsq.spark.pipeline.tables import SettingError, TableSettings
 from gnsq.spark.pipeline.types import Shape, explain, rescued
 from gnsq.spark.source.pyspark41 import arrow_schema
 

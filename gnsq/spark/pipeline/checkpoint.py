@@ -22,7 +22,8 @@ from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import decode_offset
 from gnsq.spark.pipeline.delta import BatchIdentity
 from gnsq.spark.pipeline.durable import open_location, sync_checkpoint
-from gnsq.spark.pipeline.settings import Query, SettingError, TableSettings
+from gnsq.spark.pipeline.settings import Query
+from gnsq.spark.pipeline.tables import SettingError, TableSettings
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import open_store
 from gnsq.spark.uris import join_uri, redact_uri

@@ -49,7 +49,7 @@ from gnsq.spark.pipeline.parquet import (
     stats_columns,
     store_error,
 )
-from gnsq.spark.pipeline.settings import SettingError
+from gnsq.spark.pipeline.tables import SettingError
 from gnsq.spark.spool.objectstore import ObjectStore, delta_retries, s3_options
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import redact_uri

@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 from gnsq.spark.errors import root_cause
 from gnsq.spark.pipeline.bodies import any_of, has_misfit, in_years, nullable, parse_bodies
 from gnsq.spark.pipeline.expressions import class_of, computed, elements, java_class, nodes, parsed
-from gnsq.spark.pipeline.settings import SettingError, TableSettings
+from gnsq.spark.pipeline.tables import SettingError, TableSettings
 from gnsq.spark.pipeline.types import EventColumn, Shape, Step, Wrong, check_type, json_path, type_text
 
 __all__ = ["Events", "OWN", "RESERVED", "SESSION", "check_streaming", "deduplicated", "plan"]

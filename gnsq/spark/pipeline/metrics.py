@@ -34,7 +34,8 @@ from gnsq.spark.pipeline.expressions import (
     with_children,
 )
 from gnsq.spark.pipeline.parquet import DataFile, TableTarget, collect_files, write
-from gnsq.spark.pipeline.settings import MetricSettings, Query, named_expression
+from gnsq.spark.pipeline.settings import Query
+from gnsq.spark.pipeline.tables import MetricSettings, named_expression
 from gnsq.spark.source.pyspark41 import arrow_schema
 
 __all__ = ["MetricBatches", "aggregated", "metric_table", "valid_rows_sql", "version_of"]

@@ -32,11 +32,12 @@ from gnsq.spark.pipeline.archive import Task, archive_schema, dead_table, write_
 from gnsq.spark.pipeline.checkpoint import changes
 from gnsq.spark.pipeline.delta import Table
 from gnsq.spark.pipeline.events import OWN, plan
-from gnsq.spark.pipeline.job import load_function
 from gnsq.spark.pipeline.metrics import aggregated, metric_table, write_counts
 from gnsq.spark.pipeline.parquet import DataFile, collect_files, conformed
-from gnsq.spark.pipeline.settings import JobSettings, MetricSettings, Query, SettingError
+from gnsq.spark.pipeline.query import load_function
+from gnsq.spark.pipeline.settings import JobSettings, Query
 from gnsq.spark.pipeline.snapshot import PATH, Snapshot, open_snapshot, read_rows
+from gnsq.spark.pipeline.tables import MetricSettings, SettingError
 from gnsq.spark.spool.storage import open_store
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted

@@ -2,7 +2,8 @@
 
 import json
 
-from gnsq.spark.pipeline.settings import JobSettings, MetricSettings, TableSettings
+from gnsq.spark.pipeline.settings import JobSettings
+from gnsq.spark.pipeline.tables import MetricSettings, TableSettings
 
 SCHEMA = "user STRING NOT NULL, page STRING NOT NULL, ms INT"
 

@@ -17,7 +17,7 @@ from gnsq.spark.pipeline.checkpoint import (
     settle_epoch,
 )
 from gnsq.spark.pipeline.durable import mend_checkpoint
-from gnsq.spark.pipeline.settings import SettingError, TableSettings, options_of
+from gnsq.spark.pipeline.tables import SettingError, TableSettings, options_of
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import columns
 from tests.spark.pipeline.helpers import put_batch, put_checkpoint

@@ -20,7 +20,7 @@ from fakensqd.faults import delay
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.__main__ import _quiet_py4j, main
 from gnsq.spark.pipeline.lock import describe
-from gnsq.spark.pipeline.settings import SettingError
+from gnsq.spark.pipeline.tables import SettingError
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 from tests.helpers import child, refused_port, wait_for_program
 from tests.spark.helpers import channel_stats, members_of, publish, running, wait_for

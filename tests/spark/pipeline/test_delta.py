@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.delta import BatchIdentity, Table, delta_location
 from gnsq.spark.pipeline.parquet import write
-from gnsq.spark.pipeline.settings import SettingError
+from gnsq.spark.pipeline.tables import SettingError
 
 SCHEMA = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("user", pa.string()), ("n", pa.int32())])
 DAY = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)

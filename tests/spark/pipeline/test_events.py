@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from gnsq.spark.pipeline.events import check_streaming, deduplicated, plan
-from gnsq.spark.pipeline.settings import SettingError
+from gnsq.spark.pipeline.tables import SettingError
 from gnsq.spark.pipeline.types import SCALARS, Wrong, explain, rescued
 from tests.spark.pipeline.jobs import table
 from tests.spark.pipeline.rightvalues import RIGHT_VALUES

@@ -11,11 +11,12 @@ import pytest
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline import job as job_module
+from gnsq.spark.pipeline import query as query_module
 from gnsq.spark.pipeline.checkpoint import checkpoint_of
 from gnsq.spark.pipeline.checks import check_places, check_work, create_channels, survey
 from gnsq.spark.pipeline.job import Job, run
-from gnsq.spark.pipeline.settings import SettingError
 from gnsq.spark.pipeline.status import read_status
+from gnsq.spark.pipeline.tables import SettingError
 from gnsq.spark.source.planner import drain_channel
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 from gnsq.spark.spool.spool import Spool
@@ -200,7 +201,7 @@ RAW = table(format="raw"), table("frames", topics=("clicks",), format="raw")
 
 @pytest.mark.spark
 def test_query_that_fails_starts_again_alone(watched, fakensqd, settings_of, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(job_module, "FIRST_PAUSE", 0.2)
+    monkeypatch.setattr(query_module, "FIRST_PAUSE", 0.2)
     publish(fakensqd, "clicks", GOOD)
     failing = tmp_path / "work" / "frames" / "spool"
     failing.parent.mkdir(parents=True)
@@ -220,7 +221,7 @@ def test_query_that_fails_starts_again_alone(watched, fakensqd, settings_of, tmp
 
 @pytest.mark.spark
 def test_with_once_a_query_has_three_tries_and_the_others_go_on(run_once, fakensqd, settings_of, monkeypatch, tmp_path):
-    monkeypatch.setattr(job_module, "TRY_PAUSE", 0.0)
+    monkeypatch.setattr(query_module, "TRY_PAUSE", 0.0)
     publish(fakensqd, "clicks", GOOD[:4])
     (tmp_path / "sinks.py").write_text("calls = []\ndef sink(rows, batch_id):\n    calls.append(1)\n    1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -233,7 +234,7 @@ def test_with_once_a_query_has_three_tries_and_the_others_go_on(run_once, fakens
 
     import sinks
 
-    assert len(sinks.calls) == job_module.TRIES
+    assert len(sinks.calls) == query_module.TRIES
     assert len(table_rows(tmp_path / "output" / "frames")) == 4
 
 

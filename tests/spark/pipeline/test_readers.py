@@ -15,7 +15,7 @@ import pytest
 from gnsq.spark.pipeline.delta import BatchIdentity, Table
 from gnsq.spark.pipeline.maintenance import maintain_table
 from gnsq.spark.pipeline.parquet import write
-from gnsq.spark.pipeline.settings import SettingError
+from gnsq.spark.pipeline.tables import SettingError
 from tests.spark.pipeline.helpers import delta_table
 
 TIME = pa.timestamp("us", tz="UTC")

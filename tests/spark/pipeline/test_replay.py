@@ -15,7 +15,7 @@ from gnsq.spark.pipeline.events import plan
 from gnsq.spark.pipeline.maintenance import maintain_table
 from gnsq.spark.pipeline.metrics import MetricBatches, aggregated
 from gnsq.spark.pipeline.replay import rebuild, replay_dead
-from gnsq.spark.pipeline.settings import SettingError
+from gnsq.spark.pipeline.tables import SettingError
 from tests.spark.pipeline.helpers import (
     MESSAGES,
     PUBLISHED_AT,

@@ -5,16 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnsq.spark.pipeline.settings import (
-    _OWN_OPTIONS,
-    JobSettings,
-    MetricSettings,
-    SettingError,
-    TableSettings,
-    load_settings,
-    named_expression,
-    options_of,
-)
+from gnsq.spark.pipeline.settings import _OWN_OPTIONS, JobSettings, load_settings
+from gnsq.spark.pipeline.tables import MetricSettings, SettingError, TableSettings, named_expression, options_of
 from tests.spark.pipeline.jobs import job, metric, table
 from tests.strategies import json_values, texts, toml
 
