@@ -51,12 +51,15 @@ def make_directory(path: Path, mode: int | None = None) -> None:
     sync_directory(path.parent)
 
 
-def write_file(path: Path, temporary: Path, data: bytes | memoryview, mode: int | None = None) -> None:
+def write_file(
+    path: Path, temporary: Path, data: bytes | memoryview, mode: int | None = None, *, exclusive: bool = False
+) -> None:
     """Write a file. The file is complete and on the disk before it gets its name.
 
     Args:
         temporary: Path of the file until it is complete, in the same directory. An old file or symlink with this path,
             for example of a killed process, is deleted first.
+        exclusive: Raise FileExistsError if there is a file already, in place of replacing it.
     """
     try:
         descriptor = _create(temporary, os.O_WRONLY, mode)
@@ -69,7 +72,11 @@ def write_file(path: Path, temporary: Path, data: bytes | memoryview, mode: int 
             while left:
                 left = left[file.write(left) :]
             os.fsync(descriptor)
-        temporary.replace(path)
+        if exclusive:
+            os.link(temporary, path)  # unlike a rename, a link replaces no file
+            temporary.unlink()
+        else:
+            temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from gnsq.localfiles import make_directory, sync_directory
+from gnsq.localfiles import make_directory, sync_directory, write_file
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.spool.objectstore import ObjectStore
 from gnsq.spark.spool.storage import LocalStore, Store, open_store
@@ -111,21 +111,11 @@ def try_create(location: str, path: str, data: bytes) -> bool:
     store = open_store(location, "output")
     if isinstance(store, ObjectStore):
         return store.try_create(path, data)
-    if not isinstance(store, LocalStore):
-        raise OSError(f"{redact_uri(location)}: this file system has no files that are only created")
-    temporary = store.root / f"{path}.{uuid.uuid4().hex}.tmp"
+    target = store.root / path
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        # Unlike a rename, a link replaces no file.
-        os.link(temporary, store.root / path)
+        write_file(target, target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp"), data, exclusive=True)
     except FileExistsError:
         return False
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_directory((store.root / path).parent)
     return True
 
 
