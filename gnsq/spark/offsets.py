@@ -54,8 +54,8 @@ class Segment:
 
     @property
     def name(self) -> str:
-        """Name of the file. It has the number of rows, so that a listing is enough to know it."""
-        return f"{self.number:012d}-{self.rows}.arrow"
+        """Name of the file. It has the rows and the bytes, so that a listing of names is enough to know them."""
+        return f"{self.number:012d}-{self.rows}-{self.size}.arrow"
 
     @property
     def path(self) -> str:

@@ -1,14 +1,14 @@
 """Listing of a spool: the files that are known, brought up to date by few requests.
 
-A query lists its spool several times a second, and the spool may hold 300,000 segments that wait. So a listing of a
-local disk reads names, and asks for the sizes of new files only. An object store lists names in their order: a listing
-goes on after the last known name. Now and then, a listing of all names shows which of the others are gone.
+A query lists its spool several times a second, and the spool may hold 300,000 segments that wait. So a listing reads
+names alone, which have all that is to be known of a segment. An object store lists names in their order: a listing goes
+on after the last known name. Now and then, a listing of all names shows which of the others are gone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from gnsq.spark.offsets import Segment, Vector
@@ -20,7 +20,7 @@ __all__ = ["CLOSED", "CORRUPT", "PAGE", "SpoolListing"]
 # Names of files in the directory of a receiver. An object store lists CLOSED after all segments.
 CLOSED = "closed.json"
 CORRUPT = ".corrupt"
-_SEGMENT = re.compile(r"(?P<number>\d{12})-(?P<rows>\d+)\.arrow(?P<corrupt>\.corrupt)?")
+_SEGMENT = re.compile(r"(?P<number>\d{12})-(?P<rows>\d+)-(?P<size>\d+)\.arrow(?P<corrupt>\.corrupt)?")
 # Number of names in one response of an object store. Fewer names are listed from the first by the same single request.
 PAGE = 1000
 
@@ -112,12 +112,12 @@ class SpoolListing:
 
     def _list(self, store: Store, receiver: str) -> bool:
         names = store.names(receiver)
-        self._forget(receiver, self._directory(receiver).files.keys() - names.keys())
-        return self._add(store, receiver, names)
+        self._forget(receiver, self._directory(receiver).files.keys() - names)
+        return self._add(receiver, names)
 
     def _list_new(self, store: Store, receiver: str) -> bool:
         # No name has only digits. So this is after all names with the highest number, and before all later ones.
-        return self._add(store, receiver, store.names(receiver, f"{self._directory(receiver).highest + 1:012d}"))
+        return self._add(receiver, store.names(receiver, f"{self._directory(receiver).highest + 1:012d}"))
 
     def _forget_first(self, store: Store, receiver: str) -> None:
         first = _SEGMENT.fullmatch(store.first_name(receiver) or "")
@@ -128,19 +128,10 @@ class SpoolListing:
             # A quarantined segment stays when the others are deleted, and so does closed.json.
             self.update_receiver(store, receiver)
 
-    def _add(self, store: Store, receiver: str, names: Mapping[str, int | None]) -> bool:
+    def _add(self, receiver: str, names: Set[str]) -> bool:
         """Add files that are not known yet. Return True if numbers between the known segments and these are missing."""
         directory = self._directory(receiver)
-        found: dict[str, Segment | None] = {}
-        for name in names.keys() - directory.files.keys():
-            segment = None
-            if match := _SEGMENT.fullmatch(name):
-                size = names[name]
-                if size is None and (size := store.size(f"{receiver}/{name}")) is None:
-                    continue  # deleted meanwhile
-                segment = Segment(receiver, int(match["number"]), size, int(match["rows"]))
-            found[name] = segment
-        # Change this listing only now: if the store has failed, the next listing finds the same files.
+        found = {name: _segment(receiver, name) for name in names - directory.files.keys()}
         directory.files |= found
         if CLOSED in found:
             self.closed.add(receiver)
@@ -157,3 +148,8 @@ class SpoolListing:
             self.closed.discard(receiver)
         self.segments.discard({each for name, each in gone.items() if each and not name.endswith(CORRUPT)})
         self.quarantined -= {each for name, each in gone.items() if each and name.endswith(CORRUPT)}
+
+
+def _segment(receiver: str, name: str) -> Segment | None:
+    match = _SEGMENT.fullmatch(name)
+    return match and Segment(receiver, int(match["number"]), int(match["size"]), int(match["rows"]))

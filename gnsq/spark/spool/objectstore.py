@@ -124,10 +124,10 @@ class ObjectStore:
         with _errors():
             return set(obstore.list_with_delimiter(self.client)["common_prefixes"])
 
-    def names(self, directory: str, after: str = "") -> dict[str, int | None]:
+    def names(self, directory: str, after: str = "") -> set[str]:
         start = len(directory) + 1
         offset = f"{directory}/{after}" if after else None
-        return {path[start:]: size for path, size in self._listed(directory, offset)}
+        return {path[start:] for path, _ in self._listed(directory, offset)}
 
     def first_name(self, directory: str) -> str | None:
         return next((path.rpartition("/")[2] for path, _ in self._listed(directory)), None)

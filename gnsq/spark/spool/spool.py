@@ -3,8 +3,8 @@
 Layout, below the spool's directory:
 
     owner.json                         the query that reads this spool; locked while it runs (local file systems)
-    RECEIVER/000000000042-10000.arrow  one segment: NUMBER-ROWS
-    RECEIVER/000000000041-9000.arrow.corrupt  a segment that can't be decoded
+    RECEIVER/000000000042-10000-730000.arrow  one segment: NUMBER-ROWS-BYTES
+    RECEIVER/000000000041-9000-657000.arrow.corrupt  a segment that can't be decoded
     RECEIVER/closed.json               the receiver has ended and writes no more
 
 Only RECEIVER writes to its directory. Knows no NSQ connections and no Spark. Processes need no lock for segments: a

@@ -135,16 +135,15 @@ class LocalStore:
         """List the names of the directories in the root. Empty without a root."""
         return {directory.name for directory in _directories(self.root)}
 
-    def names(self, directory: str, after: str = "") -> dict[str, int | None]:
-        """List the names of files in a directory, with sizes in bytes. None: the size would cost another request.
+    def names(self, directory: str, after: str = "") -> set[str]:
+        """List the names of files in a directory.
 
         Args:
             after: Only names after this one, if lists_in_order.
         """
-        # A size would take four times as long as a name.
         with contextlib.suppress(FileNotFoundError):
-            return dict.fromkeys(os.listdir(self.root / directory))
-        return {}
+            return set(os.listdir(self.root / directory))
+        return set()
 
     def first_name(self, directory: str) -> str | None:
         """Return the first name in a directory; None if it is empty. Called only if lists_in_order."""

@@ -15,12 +15,10 @@ class MemoryStore:
 
     lists_in_order = True
 
-    def __init__(self, *paths, lists_in_order=True, knows_sizes=True):
-        self.files = dict.fromkeys(paths, 10)
-        self.lists_in_order = lists_in_order
+    def __init__(self, *paths):
+        self.files = set(paths)
         self.unseen = set()
         self.asked = []
-        self._knows_sizes = knows_sizes
 
     def directories(self):
         return {path.partition("/")[0] for path in self.files}
@@ -29,16 +27,11 @@ class MemoryStore:
         self.asked.append((directory, after) if after else directory)
         found = [path for path in self.files if path.startswith(f"{directory}/") and path not in self.unseen]
         self.unseen = set()
-        names = {path.partition("/")[2]: self.files[path] if self._knows_sizes else None for path in found}
-        return {name: size for name, size in sorted(names.items()) if name > after or not self.lists_in_order}
+        return {name for path in found if (name := path.partition("/")[2]) > after}
 
     def first_name(self, directory):
         self.asked.append(f"first of {directory}")
         return min((path.partition("/")[2] for path in self.files if path.startswith(f"{directory}/")), default=None)
-
-    def size(self, path):
-        self.asked.append(path)
-        return self.files.get(path)
 
 
 def path(number, receiver="r1"):
@@ -52,12 +45,6 @@ def listed(store, *, is_whole=True):
     return listing
 
 
-def raised_or_returned(answer):
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
 def numbers(listing):
     return [segment.number for segment in listing.segments]
 
@@ -69,7 +56,7 @@ def large_store():
 def test_large_directory_is_listed_after_the_last_name():
     store = large_store()
     listing = listed(store)
-    store.files |= {path(PAGE + 1): 10, "r1/closed.json": 2}
+    store.files |= {path(PAGE + 1), "r1/closed.json"}
 
     listing.update(store, is_whole=False)
 
@@ -81,37 +68,20 @@ def test_large_directory_is_listed_after_the_last_name():
 def test_small_directory_is_listed_from_the_first_name():
     store = MemoryStore(path(1), path(2))
     listing = listed(store)
-    del store.files[path(1)]
+    store.files.remove(path(1))
 
     listing.update(store, is_whole=False)
 
     assert store.asked == ["r1"]
     assert numbers(listing) == [2]
-
-
-def test_only_sizes_of_new_files_are_asked_for():
-    store = MemoryStore(path(1), path(2), lists_in_order=False, knows_sizes=False)
-    listing = listed(store)
-    store.files[path(3)] = 7
-
-    listing.update(store)
-
-    assert store.asked == ["r1", path(3)]
-    assert listing.size == 27
-
-
-def test_file_that_is_gone_before_its_size_is_known_is_no_segment():
-    store = MemoryStore(path(1), lists_in_order=False, knows_sizes=False)
-    store.size = lambda path: None
-
-    assert numbers(listed(store)) == []
+    assert listing.size == 10
 
 
 @pytest.mark.parametrize("known", [0, 1, PAGE], ids="{} known".format)
 def test_skipped_number_is_listed_again(known):
     store = MemoryStore(*(path(number) for number in range(1, known + 1)))
     listing = listed(store)
-    store.files |= {path(known + 1): 10, path(known + 2): 10}
+    store.files |= {path(known + 1), path(known + 2)}
     store.unseen = {path(known + 1)}
 
     listing.update(store, is_whole=False)
@@ -136,7 +106,7 @@ def test_segments_of_a_receiver_whose_files_were_all_deleted_go_on_after_the_las
     listing.update(store, is_whole=False)
     assert (numbers(listing), listing.receivers) == ([], set())
 
-    store.files[path(3)] = 10
+    store.files.add(path(3))
     listing.update(store, is_whole=False)
 
     assert store.asked == ["r1"]
@@ -146,8 +116,8 @@ def test_segments_of_a_receiver_whose_files_were_all_deleted_go_on_after_the_las
 def test_quarantined_and_deleted_files_of_a_large_directory_are_seen_by_a_whole_listing():
     store = large_store()
     listing = listed(store)
-    store.files[path(7) + ".corrupt"] = store.files.pop(path(7))
-    del store.files[path(8)]
+    store.files -= {path(7), path(8)}
+    store.files.add(path(7) + ".corrupt")
 
     listing.update(store, is_whole=False)
     assert (len(listing.segments), listing.rows_quarantined) == (PAGE, 0)
@@ -160,9 +130,8 @@ def test_quarantined_and_deleted_files_of_a_large_directory_are_seen_by_a_whole_
 def test_deleted_segments_at_the_beginning_are_seen_by_one_request_more():
     store = large_store()
     listing = listed(store)
-    for number in range(1, 11):
-        del store.files[path(number)]
-    store.files[path(PAGE + 1)] = 10
+    store.files -= {path(number) for number in range(1, 11)}
+    store.files.add(path(PAGE + 1))
 
     listing.update(store, is_whole=False, sees_deletions=True)
 
@@ -174,8 +143,7 @@ def test_deleted_segments_at_the_beginning_are_seen_by_one_request_more():
 def test_deletions_are_seen_if_the_first_name_is_not_a_segments(left):
     store = MemoryStore(*(path(number) for number in range(1, PAGE + 1)))
     listing = listed(store)
-    store.files.clear()
-    store.files[left] = 10
+    store.files = {left}
 
     listing.update(store, is_whole=False, sees_deletions=True)
 
@@ -185,25 +153,11 @@ def test_deletions_are_seen_if_the_first_name_is_not_a_segments(left):
 def test_segment_seen_with_both_names_is_quarantined_at_last():
     store = MemoryStore(path(1), path(1) + ".corrupt")
     listing = listed(store)
-    del store.files[path(1)]
+    store.files.remove(path(1))
 
     listing.update(store)
 
     assert (numbers(listing), listing.rows_quarantined) == ([], 1)
-
-
-def test_listing_that_fails_is_repeated_in_full(monkeypatch):
-    store = MemoryStore(path(1), path(2), knows_sizes=False)
-    answers = iter([10, OSError("gone")])
-    listing = SpoolListing()
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "size", lambda path: raised_or_returned(next(answers)))
-        with pytest.raises(OSError, match="gone"):
-            listing.update(store)
-
-    listing.update(store)
-
-    assert numbers(listing) == [1, 2]
 
 
 def test_receiver_has_ended_after_its_last_segment_is_removed():

@@ -52,7 +52,7 @@ def test_spool_is_private_unless_its_mode_says_otherwise(tmp_path, umask, mode, 
         spool = Spool(str(tmp_path / "spool"), *mode)
         lock = spool.lock("checkpoint", "clicks/archive")
         writer = spool.writer("r1")
-        writer.write(1, columns(1))
+        size = writer.write(1, columns(1))
         writer.close(1)
         lock.release()
     finally:
@@ -62,7 +62,7 @@ def test_spool_is_private_unless_its_mode_says_otherwise(tmp_path, umask, mode, 
         ".": of_directory,
         "owner.json": of_file,
         "r1": of_directory,
-        "r1/000000000001-1.arrow": of_file,
+        f"r1/000000000001-1-{size}.arrow": of_file,
         "r1/closed.json": of_file,
     }
 
@@ -115,7 +115,7 @@ def unprivileged(tmp_path):
 
 def test_permission_error_names_the_option_for_shared_spools(tmp_path, request):
     (tmp_path / "spool" / "r1").mkdir(parents=True)
-    (tmp_path / "spool" / "r1" / "000000000001-1.arrow").touch()
+    (tmp_path / "spool" / "r1" / "000000000001-1-1.arrow").touch()
     (tmp_path / "spool").chmod(0o755)
     (tmp_path / "spool" / "r1").chmod(0o000)
     request.getfixturevalue("unprivileged")
@@ -164,12 +164,13 @@ def test_users_of_one_group_share_a_spool(tmp_path):
 def test_symlink_in_the_place_of_a_temporary_file_is_not_followed(spool, root):
     writer = spool.writer("r1")
     (root / "victim").write_bytes(b"mine")
-    (root / "r1" / ".tmp-000000000001-1.arrow").symlink_to(root / "victim")
+    name = Segment("r1", 1, writer.write(1, columns(1)), 1).name
+    (root / "r1" / f".tmp-{name}").symlink_to(root / "victim")
 
     writer.write(1, columns(1))
 
     assert (root / "victim").read_bytes() == b"mine"
-    assert not (root / "r1" / "000000000001-1.arrow").is_symlink()
+    assert not (root / "r1" / name).is_symlink()
     assert bodies_of(spool) == [b"body 1"]
 
 
@@ -198,7 +199,7 @@ def test_leftovers_in_the_target_of_a_symlink_are_kept(spool, root, tmp_path):
 
 def test_temporary_and_foreign_files_are_no_segments(spool, root):
     spool.writer("r1").write(1, columns(1))
-    for name in (".tmp-000000000002-1.arrow", "notes.txt", "2-1.arrow"):
+    for name in (".tmp-000000000002-1-1.arrow", "notes.txt", "2-1-1.arrow"):
         (root / "r1" / name).write_bytes(b"x")
 
     assert [segment.number for segment in spool.listing().segments] == [1]
@@ -217,7 +218,7 @@ def test_damaged_segment_is_quarantined_and_its_messages_are_counted(spool, root
     writer = spool.writer("r1")
     for number in (1, 2, 3):
         writer.write(number, columns(*range(number)))
-    path = root / "r1" / "000000000002-2.arrow"
+    [path] = (root / "r1").glob("000000000002-2-*.arrow")
     path.write_bytes(damage(path.read_bytes()))
 
     assert bodies_of(spool) == [b"body 0", b"body 0", b"body 1", b"body 2"]
@@ -225,12 +226,12 @@ def test_damaged_segment_is_quarantined_and_its_messages_are_counted(spool, root
     contents = spool.listing()
     assert [segment.number for segment in contents.segments] == [1, 3]
     [quarantined] = contents.quarantined
-    assert (quarantined.path, quarantined.rows) == ("r1/000000000002-2.arrow", 2)
+    assert (quarantined.path, quarantined.rows) == (f"r1/{path.name}", 2)
     assert contents.rows_quarantined == 2
-    assert (root / "r1" / "000000000002-2.arrow.corrupt").exists()
+    assert path.with_name(f"{path.name}.corrupt").exists()
     [record] = caplog.records
     assert record.levelno == logging.ERROR
-    assert "renamed to r1/000000000002-2.arrow.corrupt. Its 2 messages" in record.message
+    assert f"renamed to r1/{path.name}.corrupt. Its 2 messages" in record.message
 
 
 def test_damaged_segment_is_left_out_by_all_readers(spool, root, caplog):
@@ -245,7 +246,7 @@ def test_damaged_segment_is_left_out_by_all_readers(spool, root, caplog):
 def test_segment_of_a_later_version_is_refused_and_kept(spool, root):
     spool.writer("r1")
     later = arrow_file(SCHEMA.with_metadata({"gnsq.version": "2"}), *columns(1))
-    (root / "r1" / "000000000001-1.arrow").write_bytes(later)
+    (root / "r1" / "000000000001-1-9.arrow").write_bytes(later)
 
     with pytest.raises(SpoolError, match=r"version 2, this gnsq reads versions up to 1: install the gnsq"):
         bodies_of(spool)
@@ -269,7 +270,7 @@ def test_segment_that_is_gone_is_an_error(spool, root):
     [segment] = spool.listing().segments
     spool.prune(spool.listing(), {"r1": 1})
 
-    with pytest.raises(SpoolIncomplete, match=r"000000000001-1.arrow is gone, with 1 message: bring"):
+    with pytest.raises(SpoolIncomplete, match=r"000000000001-1-\d+.arrow is gone, with 1 message: bring"):
         spool.read(segment)
 
 
@@ -323,11 +324,11 @@ def test_prune_deletes_and_lists_nothing_that_the_listing_does_not_have(spool):
 
 def test_prune_keeps_quarantined_segments(spool, root):
     spool.writer("r1").close(1)
-    (root / "r1" / "000000000001-1.arrow.corrupt").write_bytes(b"x")
+    (root / "r1" / "000000000001-1-1.arrow.corrupt").write_bytes(b"x")
 
     spool.prune(spool.listing(), {"r1": 1})
 
-    assert (root / "r1" / "000000000001-1.arrow.corrupt").exists()
+    assert (root / "r1" / "000000000001-1-1.arrow.corrupt").exists()
 
 
 def test_closing_without_a_segment_leaves_nothing(spool, root):
