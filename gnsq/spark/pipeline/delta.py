@@ -371,9 +371,7 @@ class Table:
     def _check_empty(self) -> None:
         """Check that there are no files."""
         with store_errors(self.location):
-            found = [path for path, _ in open_store(self.location).list()]
-        if self._root is not None:
-            found += (str(path.relative_to(self._root)) for path in self._root.rglob("*.parquet"))
+            found = open_store(self.location).list()
         foreign = next((path for path in found if path.endswith(".parquet")), None)
         if foreign is not None:
             raise JobFailed(f"{self._shown} has files that belong to no table, such as {foreign}: give another output")

@@ -61,7 +61,7 @@ def open_object_store(location: str, what: str) -> ObjectStore:
 
 
 class ObjectStore:
-    """A directory of an object store. Methods as LocalStore's; list() lists all levels. All may raise OSError.
+    """A directory of an object store. Methods as LocalStore's. All may raise OSError.
 
     Args:
         location: The URI.
@@ -117,7 +117,7 @@ class ObjectStore:
     def make_directory(self, path: str) -> None:
         """Do nothing: an object store has no directories."""
 
-    def list(self) -> list[tuple[str, int]]:
+    def list(self) -> list[str]:
         return [*self._listed(None)]
 
     def directories(self) -> set[str]:
@@ -127,18 +127,18 @@ class ObjectStore:
     def names(self, directory: str, after: str = "") -> set[str]:
         start = len(directory) + 1
         offset = f"{directory}/{after}" if after else None
-        return {path[start:] for path, _ in self._listed(directory, offset)}
+        return {path[start:] for path in self._listed(directory, offset)}
 
     def first_name(self, directory: str) -> str | None:
-        return next((path.rpartition("/")[2] for path, _ in self._listed(directory)), None)
+        return next((path.rpartition("/")[2] for path in self._listed(directory)), None)
 
-    def _listed(self, prefix: str | None, offset: str | None = None) -> Iterator[tuple[str, int]]:
+    def _listed(self, prefix: str | None, offset: str | None = None) -> Iterator[str]:
         with _errors():
             for page in obstore.list(self.client, prefix, offset=offset, chunk_size=1000):
                 for each in page:
                     # pyarrow makes an object for an empty directory, and obstore shows it by the directory's name.
                     if each["path"] != (prefix or ""):
-                        yield each["path"], each["size"]
+                        yield each["path"]
 
     def remove(self, *paths: str) -> None:
         if not paths:

@@ -118,22 +118,17 @@ class LocalStore:
             return f"belongs to another user, {found.st_uid}"
         return ""
 
-    def list(self) -> list[tuple[str, int]]:
-        """List (path, size) of files in the root and in directories there, temporary ones too. Empty without a root."""
-        found: list[tuple[str, int]] = []
-        for directory in (self.root, *_directories(self.root)):
-            with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
-                prefix = "" if directory == self.root else f"{directory.name}/"
-                for entry in entries:
-                    # Another process may delete the file during the listing.
-                    with contextlib.suppress(FileNotFoundError):
-                        if entry.is_file():
-                            found.append((prefix + entry.name, entry.stat().st_size))
-        return found
+    def list(self) -> list[str]:
+        """List the paths of all files, on all levels. Empty without a root."""
+        found = (Path(directory, name) for directory, _, names in os.walk(self.root) for name in names)
+        return [str(path.relative_to(self.root)) for path in found]
 
     def directories(self) -> set[str]:
         """List the names of the directories in the root. Empty without a root."""
-        return {directory.name for directory in _directories(self.root)}
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.root) as entries:
+            # Leave symlinks out: no writer makes them, and files in the directory that one points to must stay.
+            return {entry.name for entry in entries if entry.is_dir(follow_symlinks=False)}
+        return set()
 
     def names(self, directory: str, after: str = "") -> set[str]:
         """List the names of files in a directory.
@@ -192,15 +187,6 @@ class LocalStore:
         except FileNotFoundError:
             return False
         return True
-
-
-def _directories(root: Path) -> list[Path]:
-    try:
-        with os.scandir(root) as entries:
-            # Leave symlinks out: no writer makes them, and files in the directory that one points to must stay.
-            return [root / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
-        return []
 
 
 Store: TypeAlias = "LocalStore | ObjectStore"

@@ -80,7 +80,7 @@ def test_texts_that_rows_are_divided_by_are_read_before_and_after_a_merge(locati
     assert sorted(table_rows(location), key=lambda row: row["n"]) == expected
     assert maintain_table(location, retention=0, quiet=0) == 2 * len(TEXTS)
     assert sorted(table_rows(location), key=lambda row: row["n"]) == expected
-    assert len([path for path, _ in open_store(location).list() if "/part-" in path]) == len(TEXTS)
+    assert len([path for path in open_store(location).list() if "/part-" in path]) == len(TEXTS)
 
 
 @pytest.mark.subprocess

@@ -146,7 +146,7 @@ def test_file_of_any_name_is_found_by_pyarrow_too(location, name):
 
     store.put(name, b"1")
 
-    assert store.list() == [(name, 1)]
+    assert store.list() == [name]
     assert store.read(name).to_pybytes() == b"1"
     assert filesystem.get_file_info(f"{path}/{name}").size == 1
     with store.open(name) as file:
