@@ -31,7 +31,7 @@ help:
 	@echo "make soak         the same for an hour, with a fault a minute: does memory grow (SECONDS, SEED, FLAGS as above)"
 	@echo "make fuzz         random inputs, and random sessions beside a real nsqd, with more and more seeds; ten minutes"
 	@echo "                  (SECONDS=60 SEED=1: so long, from this seed on; ONLY=test: one test, as pytest names it)"
-	@echo "make mutants      plant faults into a copy of the source, and tell which of them the tests catch: an hour"
+	@echo "make mutants      plant faults into a copy of the source, and tell which of them the tests catch: half an hour or more"
 	@echo "                  (COUNT=60 SEED=1: so many, and these again)"
 	@echo "make lint         ruff and mypy, and docker-compose.yml where docker compose is"
 	@echo "make docs         the documentation, into site/; warnings are errors"
