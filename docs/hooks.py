@@ -267,7 +267,7 @@ def error_codes_table() -> str:
 
 
 # Of Spark: a side, and the module that has its families.
-_SPARK_METRICS = {"pipeline": "gnsq.spark.pipeline.exporter", "receiver": "gnsq.spark.receiver.metrics"}
+_SPARK_METRICS = {"pipeline": "gnsq.spark.pipeline.exporter", "receiver": "gnsq.spark.receiver.exporter"}
 
 
 def families(side: str) -> list[Any]:  # Any: its class is private

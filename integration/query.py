@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from gnsq.spark import register
-from gnsq.spark.pipeline.session import open_session
+from gnsq.spark.pipeline.spark_session import open_session
 
 TOPIC, CHANNEL = "clicks", "archive"
 # As little as two executors on one machine need.

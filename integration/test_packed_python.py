@@ -36,7 +36,7 @@ EVENT = b'{"time": "2026-01-01T10:%02d:01Z", "user": "u%d", "page": "/"}'
 DRIVER = """
 import json, os, sys
 from gnsq.spark.pipeline import JobSettings, TableSettings, run
-from gnsq.spark.pipeline.session import open_session
+from gnsq.spark.pipeline.spark_session import open_session
 
 tcp, http = sys.argv[1:]
 places = {"output": os.path.abspath("output"), "work": os.path.abspath("work")}

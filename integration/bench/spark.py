@@ -35,7 +35,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from gnsq import Producer
 from gnsq.spark import register
 from gnsq.spark.datasource import COLUMNS
-from gnsq.spark.pipeline.session import open_session
+from gnsq.spark.pipeline.spark_session import open_session
 from gnsq.spark.spool.segments import SCHEMA
 from gnsq.spark.spool.spool import Spool
 from integration.bench.figures import RATE, Figure, Results

@@ -34,7 +34,7 @@ from integration.demo.events import batches, generate, read_lines
 from integration.demo.report import DemoRun, demo_html
 
 if TYPE_CHECKING:
-    from gnsq.spark.pipeline.session import OpenSession
+    from gnsq.spark.pipeline.spark_session import OpenSession
 
 SETTINGS = Path(__file__).with_name("job.toml")
 # In the working directory.

@@ -117,7 +117,7 @@ def spool(tmp_path):
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory):
     from gnsq.spark import register
-    from gnsq.spark.pipeline.session import open_session
+    from gnsq.spark.pipeline.spark_session import open_session
 
     log = tmp_path_factory.mktemp("spark") / "spark.log"
     # Spark would compile a class for each part of each plan, which runs for some rows: a tenth of Java's time.

@@ -27,7 +27,7 @@ from gnsq.texts import counted, nearest, without_secrets
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from gnsq.spark.pipeline.session import OpenSession
+    from gnsq.spark.pipeline.spark_session import OpenSession
 
 __all__ = ["main", "run_job"]
 
@@ -331,7 +331,7 @@ def run_job(
 
 def _opener(settings: JobSettings, session: OpenSession | None) -> Callable[[], AbstractContextManager[SparkSession]]:
     """Return a function that starts Spark."""
-    from gnsq.spark.pipeline.session import is_submitted, open_session  # loads pyspark
+    from gnsq.spark.pipeline.spark_session import is_submitted, open_session  # loads pyspark
 
     @contextlib.contextmanager
     def started() -> Iterator[SparkSession]:
@@ -345,7 +345,7 @@ def _opener(settings: JobSettings, session: OpenSession | None) -> Callable[[], 
 def _kill_java() -> None:
     # The second signal ends this process at once: leave neither a JVM nor a hidden cursor behind, and let its words be
     # seen.
-    if session := sys.modules.get("gnsq.spark.pipeline.session"):
+    if session := sys.modules.get("gnsq.spark.pipeline.spark_session"):
         session.kill_java()
         session.restore_stderr()
     if sys.stdout.isatty():

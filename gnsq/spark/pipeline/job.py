@@ -31,8 +31,8 @@ from gnsq.spark.pipeline.checks import check_nsq, check_places, check_work, crea
 from gnsq.spark.pipeline.lock import locked
 from gnsq.spark.pipeline.maintenance import DAY, RETENTION, Maintenance
 from gnsq.spark.pipeline.query import JobQuery, load_function
-from gnsq.spark.pipeline.session import borrow_session, check_classic
 from gnsq.spark.pipeline.settings import JobSettings
+from gnsq.spark.pipeline.spark_session import borrow_session, check_classic
 from gnsq.spark.pipeline.status import (
     QueryStatus,
     Summary,

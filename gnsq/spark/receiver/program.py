@@ -134,7 +134,7 @@ def _serving(address: str, receiver: Receiver) -> Iterator[None]:
     }
     try:
         from gnsq.contrib.prometheus import metrics_page
-        from gnsq.spark.receiver.metrics import ReceiverCollector
+        from gnsq.spark.receiver.exporter import ReceiverCollector
 
         pages["/metrics"] = metrics_page(ReceiverCollector(receiver))
     except ImportError as error:

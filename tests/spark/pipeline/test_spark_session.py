@@ -11,15 +11,15 @@ from py4j.protocol import Py4JError
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.java import find_java
-from gnsq.spark.pipeline import session
-from gnsq.spark.pipeline.session import open_session, session_settings
+from gnsq.spark.pipeline import spark_session
+from gnsq.spark.pipeline.spark_session import open_session, session_settings
 from tests.helpers import run
 
 PROGRAM = """
 import sys
 from pathlib import Path
 from gnsq.errors import NSQException
-from gnsq.spark.pipeline.session import open_session
+from gnsq.spark.pipeline.spark_session import open_session
 try:
     with open_session("x", settings={"spark.driver.memory": "lots"}, log=Path(sys.argv[1])):
         pass
@@ -71,16 +71,16 @@ def test_queries_are_stopped_at_the_same_time(caplog, failure):
         if failure is not None:
             raise failure
 
-    session._stop_queries(SimpleNamespace(streams=SimpleNamespace(active=[Query(stop) for _ in range(3)])))
+    spark_session._stop_queries(SimpleNamespace(streams=SimpleNamespace(active=[Query(stop) for _ in range(3)])))
 
     assert len(stopped) == 3
     assert ("did not stop" in caplog.text) is isinstance(failure, Py4JError)
 
 
 def test_last_words_of_a_program_come_to_its_stderr_though_spark_is_stopping(tmp_path, capfd):
-    with session._stderr_to(tmp_path / "log"):
+    with spark_session._stderr_to(tmp_path / "log"):
         os.write(2, b"of Spark\n")
-        session.restore_stderr()
+        spark_session.restore_stderr()
         os.write(2, b"ended at once\n")
     os.write(2, b"after it\n")
 
@@ -167,7 +167,7 @@ def test_value_of_a_setting_that_spark_refuses_is_told(spark):
 
 @pytest.mark.spark
 def test_exception_of_java_is_told_in_one_line(spark, monkeypatch):
-    monkeypatch.setattr(session, "_stop", lambda *given, **named: None)
+    monkeypatch.setattr(spark_session, "_stop", lambda *given, **named: None)
 
     with (
         pytest.raises(JobFailed, match=r"^java.util.NoSuchElementException: No value present$"),

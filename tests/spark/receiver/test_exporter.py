@@ -4,7 +4,7 @@ import requests
 
 from gnsq.contrib.health import Pages, checked, serve
 from gnsq.contrib.prometheus import metrics_page
-from gnsq.spark.receiver.metrics import ReceiverCollector
+from gnsq.spark.receiver.exporter import ReceiverCollector
 from tests.spark.helpers import numbered, publish, wait_for
 
 
