@@ -21,7 +21,7 @@ def test_only_patterns_of_users_are_not_tried():
         "gnsq/cli/topics.py: text",
         "gnsq/spark/options.py: self.topic_pattern",
         "gnsq/spark/options.py: topics[1:-1]",
-        "gnsq/spark/pipeline/settings.py: _excluding(pattern, ['any'])",
+        "gnsq/spark/pipeline/tables.py: pattern",
         "gnsq/spark/receiver/subscriptions.py: options.topic_pattern",
     ]
 
