@@ -14,6 +14,7 @@ import pytest
 import zstandard
 
 from gnsq.cli.rotating_file import recover
+from gnsq.cli.to_file import FORMATS
 from tests.cli.programs import background, servers_of, signalled_when
 from tests.helpers import channel_stats, child, refused_port, wait_for_program
 
@@ -33,6 +34,12 @@ def to_file(invoke, fakensqd, tmp_path):
 @pytest.fixture
 def out(tmp_path):
     return tmp_path / "out"
+
+
+def test_help_names_each_format(invoke):
+    shown = invoke("to-file", "--help").output
+
+    assert all(f"{name}: " in shown for name in FORMATS)
 
 
 def files(directory):

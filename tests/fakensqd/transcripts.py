@@ -29,7 +29,7 @@ from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.tls import TlsTransport
 from gnsq.transport import CompressedTransport, TcpTransport, Transport
 from tests.fakensqd.templates import Difference, Names, compare_json, shortened, sorted_lists
-from tests.helpers import allow_open_files
+from tests.helpers import LIMIT, allow_open_files
 
 Step = dict[str, Any]
 
@@ -237,7 +237,7 @@ class Player:
     def _collect(self, wire: Wire, step: Step) -> Received:
         """Receive as many frames as are expected. If the step is about data after them, wait for that, too."""
         received = Received()
-        within, heartbeats = step.get("within", 5.0), step.get("heartbeats")
+        within, heartbeats = step.get("within", LIMIT), step.get("heartbeats")
 
         def take(seconds: float) -> bool:
             try:
@@ -267,7 +267,7 @@ class Player:
                 raise Difference(f"{'not closed' if step.get('closed') else 'not quiet'}: {shortened(frame)}")
             self._compare_frame(left, frame, unordered=step.get("unordered", False))
         if left:
-            how = "closed" if received.ended else f"nothing in {step.get('within', 5.0)} s"
+            how = "closed" if received.ended else f"nothing in {step.get('within', LIMIT)} s"
             raise Difference(f"{how}; wanted {shortened(left[0])}")
         if step.get("closed") and not received.ended:
             raise Difference("not closed")

@@ -1,5 +1,7 @@
 """Conditions of rules, and which rule fires on an event."""
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 from fakensqd import FakeCluster, FakeNsqd
 from fakensqd.faults.actions import drop, reorder
 from fakensqd.faults.control import FaultControl
-from fakensqd.faults.rules import Event, Point, Rule, Scenario, on
+from fakensqd.faults.rules import CommandName, Event, Point, Rule, Scenario, on
+from fakensqd.lookupd.session import LOOKUPD
 from fakensqd.nsqd.session import NSQD
 from fakensqd.transcript import Transcript
 
@@ -194,3 +197,7 @@ def test_rule_without_a_possible_action_is_refused():
         Rule(on.command(), drop)
     with pytest.raises(ValueError, match=r"on.command\(\): reorder\(\) is for frame, reply"):
         Rule(on.command(), reorder())
+
+
+def test_rules_take_the_commands_of_both_servers():
+    assert set(get_args(CommandName)) == {*NSQD.commands, *LOOKUPD.commands}
