@@ -104,6 +104,25 @@ def test_messages_go_both_ways_through_all_layers(
     assert [auth["permission_count"] for auth in auths] == ([1] if authorized else [])
 
 
+@pytest.mark.parametrize(
+    ("offered", "suite"),
+    [
+        pytest.param("DEFAULT", "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", id="all"),
+        pytest.param("ECDHE+AES+SHA1", "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA", id="without GCM"),
+    ],
+)
+def test_cipher_suite_is_the_one_that_go_prefers(start_nsqd, server_certificate, opened, topic, offered, suite):
+    nsqd = start_nsqd(**server_certificate)
+    context = ssl._create_unverified_context()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(offered)
+    opened(nsqd.tcp_address, tls_v1=True, tls_context=context).subscribe(topic, "c")
+
+    wait_until(lambda: channel_stats(nsqd, topic, "c")["clients"])
+    (client,) = channel_stats(nsqd, topic, "c")["clients"]
+    assert client["tls_cipher_suite"] == suite
+
+
 @pytest.mark.parametrize("size", [1, 3, 17])
 @pytest.mark.parametrize(("encrypted", "compression"), [(True, None), (True, "snappy"), (True, "deflate")])
 def test_handshake_over_a_link_that_slices_bytes(
