@@ -14,7 +14,6 @@ __all__ = [
     "SpoolError",
     "SpoolInUse",
     "SpoolIncomplete",
-    "SpoolTaken",
     "root_cause",
     "startup_error",
 ]
@@ -31,13 +30,6 @@ class SpoolInUse(SpoolError):
     """A spool belongs to another query, or another process reads it.
 
     What to do: see the text, which names the owner. Give each query a spool of its own.
-    """
-
-
-class SpoolTaken(SpoolInUse):
-    """A later run of the same query has taken the spool, on a store without locks. This run ends.
-
-    What to do: run the query once; in Kubernetes by a StatefulSet, or a Deployment with ``strategy: Recreate``.
     """
 
 

@@ -140,7 +140,7 @@ class ArchiveBatches:
                 table.has(batch)
             self._is_claimed = True
         files = self._sunk(rows, batch) if self._sink else self._written(rows, batch)
-        # After this check, only the log of each table decides: it takes a batch once, whichever job brings it.
+        # The log of each table takes a batch once, also if it runs again after a kill.
         committed = [table.name for table in self.tables if table.commit(batch, files)]
         return [file for file in files if file.table in committed]
 

@@ -100,6 +100,7 @@ class Job:
         once: bool,
         take_over: bool = False,
         log: str = "Spark's log",
+        check_lock: Callable[[], None] = lambda: None,
     ) -> None:
         self._spark = spark
         self._report = report
@@ -107,7 +108,10 @@ class Job:
         self._started_at = time.monotonic()
         if (setup := load_function(settings.setup, "setup")) is not None:
             setup(spark)
-        self.queries = [JobQuery(spark, query, once=once, take_over=take_over, log=log) for query in settings.queries]
+        self.queries = [
+            JobQuery(spark, query, once=once, take_over=take_over, log=log, check_lock=check_lock)
+            for query in settings.queries
+        ]
         for query in self.queries:
             query.settle()
         self._settings = settings
@@ -141,7 +145,7 @@ class Job:
             True if the queries ended by themselves.
 
         Raises:
-            JobFailed: If the JVM has ended, or another job has taken a spool.
+            JobFailed: If the JVM has ended, or a query has failed and another job has begun.
         """
         asked_at = time.monotonic()
         while not is_stopping():
@@ -306,8 +310,8 @@ def run_queries(
     # Check nsqd first, so that a typing error in a topic leaves no directories behind.
     check_nsq(settings, survey(settings), once=once, new_topic=new_topic)
     check_work(settings)
-    with locked(settings.work, stop.wait) as is_locked, contextlib.ExitStack() as stack:
-        if not is_locked:
+    with locked(settings.work, stop.wait) as check_lock, contextlib.ExitStack() as stack:
+        if check_lock is None:
             return Summary()
         check_places(settings)
         queries: list[JobQuery] = []
@@ -323,7 +327,7 @@ def run_queries(
             report(f"metrics are at {stack.enter_context(_serving(settings.metrics_address, records))}")
         while_starting(True)
         with open_spark() as spark:
-            job = Job(spark, settings, report_batch, once=once, take_over=take_over, log=log)
+            job = Job(spark, settings, report_batch, once=once, take_over=take_over, log=log, check_lock=check_lock)
             while_starting(False)
             queries += job.queries
             create_channels(settings, once=once, wait=stop.wait, new_topic=new_topic)

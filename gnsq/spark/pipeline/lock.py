@@ -1,8 +1,9 @@
 """The lock of a job's work directory, which keeps other jobs out.
 
 It is a lock of the file job.json, which the end of the process releases, however it ends. On an object store files
-can't be locked: there, the job that starts later takes the spool of each query, and the one before ends when it finds
-that out. Meanwhile both may run the same batch. The log of each table takes it once, whichever job brings it.
+can't be locked: there, the job that starts later writes its name into job.json, and takes the spool of each query. The
+one before looks at job.json before each batch and before it starts a query again, and ends. A batch that both run is in
+the log of each table once, whichever job brings it.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import fcntl
+import functools
 import json
 import os
 import socket
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from gnsq.localfiles import open_or_create
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.spool.ownership import try_lock, write_text
-from gnsq.spark.spool.storage import LocalStore, open_store
+from gnsq.spark.spool.storage import LocalStore, Store, open_store
+from gnsq.spark.uris import redact_uri
 
 __all__ = ["describe", "locked"]
 
@@ -30,11 +34,11 @@ _PAUSE, _PAUSES = 0.05, 100
 
 
 @contextlib.contextmanager
-def locked(work: str, wait: Callable[[float], bool]) -> Iterator[bool]:
+def locked(work: str, wait: Callable[[float], bool]) -> Iterator[Callable[[], None] | None]:
     """Keep other jobs out of a work directory, which must exist and be writable, during a ``with`` block. On an object
-    store, only note who has begun.
+    store, note who has begun.
 
-    Yields True; False if wait() has returned True.
+    Yields a function that raises JobFailed if another job has begun since; None if wait() has returned True.
 
     Args:
         work: Path, or URI of an object store.
@@ -47,13 +51,14 @@ def locked(work: str, wait: Callable[[float], bool]) -> Iterator[bool]:
     store = open_store(work, "work")
     if not isinstance(store, LocalStore):
         begun_at = dt.datetime.now(dt.UTC).isoformat(" ", "seconds")
-        begun = {"pid": os.getpid(), "host": socket.gethostname(), "begun_at": begun_at}
+        run = uuid.uuid4().hex
+        begun = {"pid": os.getpid(), "host": socket.gethostname(), "begun_at": begun_at, "run": run}
         store.put(_NAME, json.dumps(begun).encode())
-        yield True
+        yield functools.partial(_check, store, work, run)
         return
     lock = _FileLock(store.root)
     try:
-        yield lock.acquire(wait)
+        yield (lambda: None) if lock.acquire(wait) else None
     finally:
         lock.release()
 
@@ -68,13 +73,29 @@ def describe(work: str) -> str:
     if isinstance(store, LocalStore):
         pid = _FileLock(store.root).holder()
         return "not running" if pid is None else f"running, process {pid or 'unknown'}"
+    begun = _read(store)
+    if not begun:
+        return "not running"
+    return "begun by process {pid} on {host} at {begun_at}; whether it runs is not known".format_map(begun)
+
+
+def _read(store: Store) -> dict[str, Any]:  # Any: JSON
+    """Read who has begun; an empty dict if nobody has, or the object is not that of a job."""
     try:
         begun = json.loads(store.read(_NAME).to_pybytes())
-        return "begun by process {pid} on {host} at {begun_at}; whether it runs is not known".format_map(begun)
-    except FileNotFoundError:
-        return "not running"
-    except (ValueError, KeyError, TypeError):
-        return "unknown: job.json was not written by a job"
+    except (FileNotFoundError, ValueError):
+        return {}
+    return begun if isinstance(begun, dict) and {"pid", "host", "begun_at", "run"} <= begun.keys() else {}
+
+
+def _check(store: Store, work: str, run: str) -> None:
+    begun = _read(store)
+    if begun and begun["run"] != run:
+        other = "process {pid} on {host}, begun at {begun_at}".format_map(begun)
+        raise JobFailed(
+            f"work {redact_uri(work)} was taken by another job, {other}, and this one ends: run one of them, in "
+            "Kubernetes by a StatefulSet, or a Deployment with strategy: Recreate"
+        )
 
 
 class _FileLock:

@@ -42,7 +42,6 @@ __all__ = ["MetricBatches", "aggregated", "metric_table", "valid_rows_sql", "ver
 
 # Number of the lower bits of a version, which have the batch's number. 23 bits are left for the epoch.
 EPOCH_BITS = 40
-_UTC = pa.timestamp("us", tz="UTC")
 
 
 def aggregated(

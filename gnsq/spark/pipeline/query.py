@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from gnsq.errors import NSQException
 from gnsq.spark import register
-from gnsq.spark.errors import JobFailed, SpoolTaken, root_cause
+from gnsq.spark.errors import JobFailed, root_cause
 from gnsq.spark.offsets import decode_offset
 from gnsq.spark.pipeline.archive import ArchiveBatches
 from gnsq.spark.pipeline.checkpoint import (
@@ -59,6 +59,7 @@ class JobQuery:
     Args:
         take_over: Accept tables that belong to other checkpoints.
         log: Where Spark's messages are, for warnings.
+        check_lock: Raises JobFailed if another job has begun, see lock.py.
 
     Attributes:
         status: What is known of it.
@@ -80,6 +81,7 @@ class JobQuery:
         once: bool,
         take_over: bool,
         log: str,
+        check_lock: Callable[[], None],
     ) -> None:
         self.query = query
         self.status = Status(query, log=log)
@@ -87,6 +89,7 @@ class JobQuery:
         self.is_done = False
         self._spark = spark
         self._once = once
+        self._check_lock = check_lock
         self._settings_hash = settings_hash(query)
         self._running: StreamingQuery | None = None
         self.run_ids: set[str] = set()
@@ -195,6 +198,7 @@ class JobQuery:
         owner: Future[str] = Future()
 
         def write(rows: DataFrame, batch_id: int) -> None:
+            self._check_lock()
             self.status.begin(batch_id)
             batch = identify(self._location, owner.result(), batch_id, self._settings_hash)
             self._committed[batch_id] = self._batches(rows, batch)
@@ -217,7 +221,7 @@ class JobQuery:
         """Look whether the query runs; start it again if it has failed and its pause is over.
 
         Raises:
-            JobFailed: If another job has taken the spool.
+            JobFailed: If it has failed, and another job has begun.
             Py4JError, ConnectionError: If the JVM has ended.
         """
         if self.is_done:
@@ -237,15 +241,13 @@ class JobQuery:
             if not self._once:
                 self._fail("Spark has stopped it", now)
             return
-        reason = root_cause(str(failure))
-        _, _, taken = reason.partition(f"{SpoolTaken.__name__}: ")
-        if taken:
-            # Not started again: it would take the spool back from the job that runs now.
-            raise JobFailed(taken)
-        self._fail(reason, now)
+        self._fail(root_cause(str(failure)), now)
 
     def _fail(self, reason: str, now: float) -> None:
         self._running = None
+        # Started again, it would take the spool back from the job that runs now.
+        with contextlib.suppress(OSError):  # then it is started, and fails again
+            self._check_lock()
         self._failures += 1
         if self._once and self._failures == TRIES:
             # The others go on. check_drained() fails the job at its end.

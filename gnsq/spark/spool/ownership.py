@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 from typing import IO
 
-from gnsq.spark.errors import SpoolInUse, SpoolTaken
+from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.offsets import may_follow
 from gnsq.spark.spool.storage import LocalStore, Store
 
@@ -56,12 +56,12 @@ class SpoolLock:
         """Check that no other run has taken the spool.
 
         Raises:
-            SpoolTaken: If another run has taken the spool.
+            SpoolInUse: If another run has taken the spool.
             OSError: If the owner's file can't be read.
         """
         owner = read_owner(self._store)
         if owner.get("run", self._run) != self._run:
-            raise SpoolTaken(
+            raise SpoolInUse(
                 f"{self._subject} was taken over by another run of this query (process {owner.get('pid')} on "
                 f"{owner.get('host')}) and this one ends, so that neither deletes what the other reads: run it once"
             )

@@ -69,9 +69,9 @@ def watched(spark):
     """Starts a job that goes on, and stops it at the end of the test."""
     started = []
 
-    def start(settings, report=lambda record: None):
+    def start(settings, report=lambda record: None, **options):
         check_work(settings)
-        running = Job(spark, settings, report, once=False)
+        running = Job(spark, settings, report, once=False, **options)
         started.append(running)
         create_channels(settings, once=False, wait=lambda seconds: True)
         running.start()
@@ -369,16 +369,20 @@ def test_two_jobs_run_side_by_side_in_a_session_and_leave_it_as_it_was(fakensqd,
 
 
 @pytest.mark.spark
-def test_job_whose_spool_another_one_has_taken_ends(watched, fakensqd, settings_of, tmp_path):
+def test_job_ends_before_its_next_batch_when_another_one_has_begun(watched, fakensqd, settings_of, tmp_path):
+    begun = []
+
+    def check():
+        if begun:
+            raise JobFailed("work was taken by another job")
+
     publish(fakensqd, "clicks", GOOD)
-    running = watched(settings_of(*RAW))
+    running = watched(settings_of(*RAW), check_lock=check)
     running.wait(lambda: running.queries[0].status.record.total.rows == 30)
+    begun.append(True)
+    publish(fakensqd, "clicks", GOOD)
 
-    # As on a store without locks.
-    owner = tmp_path / "work" / "frames" / "spool" / "owner.json"
-    owner.write_text('{"run": "another", "pid": 1, "host": "elsewhere"}')
-
-    with pytest.raises(
-        JobFailed, match=r"^spool .* was taken over by another run of this query \(process 1 on elsewhere"
-    ):
+    with pytest.raises(JobFailed, match=r"^work was taken by another job"):
         running.wait(lambda: False)
+
+    assert len(table_rows(tmp_path / "output" / "clicks")) == 30

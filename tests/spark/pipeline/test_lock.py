@@ -16,8 +16,8 @@ def at_once(seconds):
 
 def test_one_job_at_a_time(tmp_path):
     work = str(tmp_path)
-    with locked(work, at_once) as is_locked:
-        assert is_locked
+    with locked(work, at_once) as check:
+        check()
         assert describe(work) == f"running, process {os.getpid()}"
         with (
             pytest.raises(JobFailed, match=f"in use by another job, process {os.getpid()}: stop that one"),
@@ -25,10 +25,10 @@ def test_one_job_at_a_time(tmp_path):
         ):
             pytest.fail("begun")
         with locked(work, lambda seconds: True) as other:
-            assert not other
+            assert other is None
     assert describe(work) == "not running"
-    with locked(work, pytest.fail) as is_locked:
-        assert is_locked
+    with locked(work, pytest.fail) as check:
+        assert check is not None
 
 
 def test_no_job_ever_ran(tmp_path):
@@ -51,11 +51,15 @@ def test_lock_follows_no_symlink(tmp_path):
 
 
 @pytest.mark.subprocess
-def test_object_store_has_no_lock_and_says_who_has_begun(s3, tmp_path):
+def test_on_an_object_store_the_job_that_has_begun_last_may_go_on(s3, tmp_path):
     work = s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
     assert describe(work) == "not running"
 
-    with locked(work, pytest.fail) as first, locked(work, pytest.fail) as second:
-        assert (first, second) == (True, True)
+    with locked(work, pytest.fail) as first:
+        first()
+        with locked(work, pytest.fail) as second:
+            second()
+            with pytest.raises(JobFailed, match=rf"was taken by another job, process {os.getpid()} on .*: run one"):
+                first()
 
     assert re.fullmatch(rf"begun by process {os.getpid()} on .* at 20.*; whether it runs is not known", describe(work))

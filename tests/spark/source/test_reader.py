@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from gnsq import NsqdHTTPClient
 from gnsq.spark.datasource import COLUMNS, NsqDataSource, data_source_for
-from gnsq.spark.errors import SpoolError, SpoolInUse, SpoolTaken
+from gnsq.spark.errors import SpoolError, SpoolInUse
 from gnsq.spark.offsets import Segment, encode_offset
 from gnsq.spark.receiver.receiver import GC_THRESHOLD
 from gnsq.spark.source.pyspark41 import ReadAllAvailable, ReadMaxBytes
@@ -320,7 +320,7 @@ def test_spool_taken_by_another_run_ends_the_first_one(reader, tmp_path, monkeyp
     # As where the file system has no locks.
     (tmp_path / "spool" / "owner.json").write_text('{"run": "another", "pid": 1, "host": "elsewhere"}')
 
-    with pytest.raises(SpoolTaken, match="taken over by another run"):
+    with pytest.raises(SpoolInUse, match="taken over by another run"):
         first.latestOffset(start, LIMIT)
 
 

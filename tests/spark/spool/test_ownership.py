@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gnsq.spark.errors import SpoolInUse, SpoolTaken
+from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.spool.ownership import wait_for_end
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import open_store
@@ -140,7 +140,7 @@ def test_last_run_on_an_object_store_wins(location):
     second = spool.lock("checkpoint-1", "clicks/archive")
 
     second.check()
-    with pytest.raises(SpoolTaken, match=r"taken over by another run of this query \(process \d+ on .*run it once"):
+    with pytest.raises(SpoolInUse, match=r"taken over by another run of this query \(process \d+ on .*run it once"):
         first.check()
 
 
