@@ -65,6 +65,7 @@ class Node:
         same_as: Address of the same nsqd, which is counted there; empty if this is the only one.
         registered: Its topics that nsqlookupds have, except those that a tombstone hides; None for given addresses.
         polled_at: Monotonic time of the answer.
+        is_named: False if no nsqlookupd has named it this time, and it was not given: it may have gone.
     """
 
     address: str
@@ -73,6 +74,7 @@ class Node:
     same_as: str = ""
     registered: Collection[str] | None = None
     polled_at: float = 0.0
+    is_named: bool = True
 
     @property
     def counts(self) -> Mapping[tuple[str, str], Counts]:
@@ -161,12 +163,15 @@ class Census:
         self._nodes = AllNodes(self.lookupds, "http_port")
         # By the URL of the HTTP port.
         self._known: dict[str, _Known] = {}
+        # Those URLs by the host:port that nsqlookupds name: of a URL, the host is in small letters.
+        self._urls: dict[str, str] = {}
         for address in nsqds:
             self._add(address, None)
 
-    def _add(self, address: str, registered: Collection[str] | None) -> _Known:
+    def _add(self, address: str, registered: Collection[str] | None) -> str:
         client = NsqdHTTPClient.from_url(address, **self._http)
-        return self._known.setdefault(client.address, _Known(client, registered))
+        self._known.setdefault(client.address, _Known(client, registered))
+        return client.address
 
     def client(self, address: str) -> NsqdHTTPClient:
         """Return the client of an nsqd that a poll has named."""
@@ -203,18 +208,25 @@ class Census:
         """
         # Of this poll alone: another one may run at the same time.
         nodes: dict[str, Node] = {}
+        named: dict[str, set[str]] = {}
         with gevent.Timeout(limit, False):
-            self._ask_all(nodes, functools.partial(self._ask, topic, channel), is_wanted)
-        return Poll(tuple(self._merged(nodes)), {each.address: self._failure(each.address) for each in self.lookupds})
+            self._ask_all(nodes, named, functools.partial(self._ask, topic, channel), is_wanted)
+        return Poll(
+            tuple(self._merged(nodes, named)), {each.address: self._failure(each.address) for each in self.lookupds}
+        )
 
     def _failure(self, lookupd: str) -> str:
         return self._nodes.failures.get(lookupd, "" if self._nodes.has_answered(lookupd) else UNANSWERED)
 
     def _ask_all(
-        self, nodes: dict[str, Node], ask: Callable[[_Known], Node], is_wanted: Callable[[Collection[str]], bool]
+        self,
+        nodes: dict[str, Node],
+        named: dict[str, set[str]],
+        ask: Callable[[_Known], Node],
+        is_wanted: Callable[[Collection[str]], bool],
     ) -> None:
+        """Ask; fill nodes, and named with the topics of those that nsqlookupds name, by their URLs."""
         asks: list[gevent.Greenlet] = []
-        topics: dict[str, set[str]] = {}
 
         def start(address: str, known: _Known) -> None:
             def run() -> None:
@@ -225,13 +237,16 @@ class Census:
                 asks.append(spawn(f"gnsq-poll-{address}", run, on_failure=None))
 
         def add(address: str, producer: Mapping[str, object]) -> None:
+            topics = registered_topics(producer)
+            if self._urls.get(address) not in self._known:
+                self._urls[address] = self._add(address, topics)
+            url = self._urls[address]
             # An nsqd has the topics with which any nsqlookupd names it.
-            registered = topics.setdefault(address, set())
-            registered.update(registered_topics(producer))
-            known = self._known.get(_url(address)) or self._add(address, registered)
+            registered, known = named.setdefault(url, set()), self._known[url]
+            registered.update(topics)
             if known.registered is not None:
                 known.registered = registered
-            start(_url(address), known)
+            start(url, known)
 
         try:
             for address, known in self._known.items():
@@ -239,7 +254,7 @@ class Census:
                     start(address, known)
             # The nsqds of a fast nsqlookupd do not wait for a slow one.
             _, gone = self._nodes.refresh(add)
-            for url in map(_url, gone):
+            for url in {self._urls.pop(address, "") for address in gone}:
                 if url in self._known and self._known[url].registered is not None:
                     self._known.pop(url).client.close()
             for address, known in self._known.items():
@@ -262,18 +277,15 @@ class Census:
             known.identity, known.start_time = _identity(known.client, stats), stats.start_time
         return Node(address, stats, polled_at=now)
 
-    def _merged(self, nodes: Mapping[str, Node]) -> Iterator[Node]:
+    def _merged(self, nodes: Mapping[str, Node], named: Collection[str]) -> Iterator[Node]:
         """Return the nsqds, and name the addresses that lead to the same one: it must not be counted twice."""
         first: dict[tuple[object, ...], str] = {}
         for address, known in self._known.items():
             node = nodes.get(address, Node(address))
             same = first.setdefault(known.identity, address) if node.stats is not None and known.identity else address
             same_as = "" if same == address else same
-            yield dataclasses.replace(node, same_as=same_as, registered=known.registered)
-
-
-def _url(address: str) -> str:
-    return f"http://{address}/"
+            is_named = known.registered is None or address in named
+            yield dataclasses.replace(node, same_as=same_as, registered=known.registered, is_named=is_named)
 
 
 def _identity(client: NsqdHTTPClient, stats: NodeStats) -> tuple[object, ...]:

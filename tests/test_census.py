@@ -69,6 +69,22 @@ def test_nsqd_is_asked_only_if_its_topics_are_wanted_and_no_tombstone_hides_them
     assert found.failures == []
 
 
+def test_nsqd_with_capital_letters_in_its_address_is_asked_once_and_forgotten(fakensqd, fakelookupd, census):
+    fakensqd.publish("t", b"1")
+    says(fakelookupd, {**node_of(fakensqd, ["t"]), "broadcast_address": "LocalHost"})  # once
+    asked = census((), [fakelookupd.http_address])
+
+    polls = [asked.poll() for _ in range(3)]
+
+    address = f"http://localhost:{fakensqd.http_port}/"
+    assert [[(node.address, node.is_named) for node in each.reached] for each in polls] == [
+        [(address, True)],
+        [(address, False)],
+        [],
+    ]
+    assert polls[2].nodes == ()
+
+
 @pytest.mark.parametrize("more", [{"topics": ["x y"]}, {"topics": {}}, {"tombstones": [False]}])
 def test_topics_that_can_not_be_are_a_failure_of_the_nsqlookupd(fakensqd, fakelookupd, census, more):
     says(fakelookupd, {**node_of(fakensqd, ["t", "u"]), **more})

@@ -279,4 +279,6 @@ class NsqdCollector:
 
 
 def _host_and_port(url: str) -> str:
-    return urlsplit(url).netloc
+    """Return the value of a label: host and port, and the path if several nsqds are behind one proxy."""
+    parts = urlsplit(url)
+    return parts.netloc + parts.path.rstrip("/")

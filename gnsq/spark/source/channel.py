@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import time
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import gevent
 
 from gnsq import NsqdHTTPClient
-from gnsq.census import Census, Node, Poll
+from gnsq.census import Census, Node, Poll, parse_stats
 from gnsq.concurrency.greenlets import run_until_done, spawn
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.errors import NSQException, NSQHttpError
@@ -78,8 +77,8 @@ class ChannelClient:
                 for topic in self._topics_of(node):
                     if node.registered is None:
                         nsqd.create_topic(topic)
-                    self._create_channels(nsqd, node, topic, self._options.others_of(topic))
-            except NSQHttpError as error:
+                    self._create_channels(nsqd, topic, self._options.others_of(topic))
+            except (NSQHttpError, ValueError) as error:  # ValueError: its answer is not nsqd's
                 failures.append(str(error))
         if failures:
             raise NSQHttpError(failures[0])
@@ -93,8 +92,9 @@ class ChannelClient:
                         for channel in (self._options.channel, *others):
                             lookupd.create_channel(topic, channel)
 
-    def _create_channels(self, nsqd: NsqdHTTPClient, node: Node, topic: str, others: Sequence[str]) -> None:
-        found = [channel for its_topic, channel in node.counts if its_topic == topic and channel]
+    def _create_channels(self, nsqd: NsqdHTTPClient, topic: str, others: Sequence[str]) -> None:
+        # Asked for now: nsqd may have got channels of a new topic from nsqlookupds, and another query may create some.
+        found = [channel for _, channel in parse_stats(nsqd.stats(topic), topic).counts if channel]
         must_pause = (bool(others) and not found) or _UNFINISHED in found
         if must_pause:
             nsqd.pause_topic(topic)
@@ -159,9 +159,11 @@ class ChannelClient:
     def _failures(self, polled: Poll) -> list[str]:
         """Say why servers have failed. One nsqlookupd that has responded suffices if an nsqd is known, since each
         knows all nsqds."""
-        is_known = polled.unreached or polled.reached
-        if is_known and not all(polled.lookupds.values()):
-            polled = dataclasses.replace(polled, lookupds={})
+        if polled.lookupds and not all(polled.lookupds.values()):
+            # So one that no nsqlookupd names any more has gone, though the census waits for all of them to say so.
+            nodes = tuple(node for node in polled.nodes if node.is_named or not node.error)
+            is_known = any(node.error or node.stats for node in nodes)
+            polled = Poll(nodes, {} if is_known else polled.lookupds)
         return polled.failures
 
 

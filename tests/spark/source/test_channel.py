@@ -5,6 +5,7 @@ from gnsq.errors import NSQHttpError
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.source.drain import Depth
+from tests.helpers import refused_port
 from tests.spark.helpers import channel_stats, numbered, publish, wait_for
 
 
@@ -150,6 +151,19 @@ def test_lookupd_that_is_down_is_an_error_when_it_is_the_only_one(fakelookupd, f
         hub.call(ask((), ("127.0.0.1:1",)).depth)
     both = ("127.0.0.1:1", fakelookupd.http_address)
     assert hub.call(ask((fakensqd.http_address,), both).depth) == Depth(0, 0, 0)
+
+
+def test_nsqd_that_no_nsqlookupd_names_any_more_is_no_failure(fakecluster, hub, ask):
+    first, second = fakecluster.nsqds
+    for nsqd in (first, second):
+        publish(nsqd, "clicks", [b"1"])
+    client = ask(lookupds=(*fakecluster.lookupd_http_addresses, f"127.0.0.1:{refused_port()}"))
+    wait_for(lambda: hub.call(client.depth).waiting == 2)
+
+    second.stop()
+
+    wait_for(lambda: hub.call(lambda: client.depth(partial=True)).exact)
+    assert hub.call(client.depth).waiting == 1
 
 
 def test_client_without_addresses_has_no_http(ask):
