@@ -46,7 +46,6 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import cast
 from weakref import WeakKeyDictionary
 
 import gevent
@@ -83,6 +82,8 @@ from gnsq.producer.publish import (
     copy_error,
     decide,
     is_topic_error,
+    sent_publishes,
+    unsent_publishes,
 )
 from gnsq.producer.routing import Strategy
 from gnsq.texts import counted
@@ -497,8 +498,8 @@ class Dispatcher:
         link = publish.link
         refused = [publish]
         if link is not None and isinstance(error, NSQUnauthorized):
-            unsent = [other for other in _unsent(link) if other.topic == publish.topic]
-            refused += [other for other in _sent(link) if other.topic == publish.topic]
+            unsent = [other for other in unsent_publishes(link) if other.topic == publish.topic]
+            refused += [other for other in sent_publishes(link) if other.topic == publish.topic]
             refused += link.writer.pending.cancel_unsent(unsent)
         for each in refused:
             self._fail_all(each, error)
@@ -578,7 +579,7 @@ class Dispatcher:
         for link in self._all_links():
             link.writer.pending.expire_unsent(now)
             self.deadlines.schedule(link.writer.pending.due)
-            for publish in self._overdue(_sent(link), now):
+            for publish in self._overdue(sent_publishes(link), now):
                 self.expire(publish, WaitingFor.RESPONSE, now)
                 if not publish.done:
                     self.deadlines.schedule(publish.deadline)
@@ -594,7 +595,7 @@ class Dispatcher:
         That response may be lost. Then each later one would be taken for that of the publish before, and what waits
         for it to be sent alone would never be sent. While other responses come, nsqd is only slow.
         """
-        oldest = next(iter(_sent(link)), None)
+        oldest = next(iter(sent_publishes(link)), None)
         if oldest is None or not oldest.done:
             return
         due = max(link.last_read, oldest.started) + min(max(oldest.timeout, MIN_SILENCE), STALLED_AFTER)
@@ -623,7 +624,7 @@ class Dispatcher:
             if link not in before:
                 text = "has not answered for %g s; publishes go to other nsqds"
                 self._log_link(logging.WARNING, link, text, STALLED_AFTER)
-            for publish in link.writer.pending.cancel_unsent(_unsent(link)):
+            for publish in link.writer.pending.cancel_unsent(unsent_publishes(link)):
                 publish.on_not_sent(NSQNotSentTimeout("nsqd does not read", address=link.address))
         for link in before:
             if link not in self.stalled_links:
@@ -640,7 +641,7 @@ class Dispatcher:
         """Yield all publishes that have not ended. Instead of a batch, yield its members."""
         places = [publishes for _, publishes in self._own_publishes()]
         for link in self._all_links():
-            places += [_unsent(link), _sent(link)]
+            places += [unsent_publishes(link), sent_publishes(link)]
         for publishes in places:
             for publish in publishes:
                 yield from publish.unfinished()
@@ -692,13 +693,3 @@ class Dispatcher:
                     text += f": {self._no_connection_error('until then')}"
                 self._fail_all(publish, NSQNotSentClosed(text))
         return self._unconfirmed
-
-
-def _sent(link: Connection) -> list[PendingPublish]:
-    """Return the publishes that were sent and have no response, the oldest first."""
-    return cast("list[PendingPublish]", list(link.writer.pending.sent))  # a producer's requests are all publishes
-
-
-def _unsent(link: Connection) -> list[PendingPublish]:
-    """Return the publishes that were not sent."""
-    return cast("list[PendingPublish]", list(link.writer.pending.unsent))

@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from gnsq.errors import (
     NSQAuthFailed,
@@ -50,6 +50,8 @@ __all__ = [
     "is_node_error",
     "is_topic_error",
     "may_be_partially_stored",
+    "sent_publishes",
+    "unsent_publishes",
 ]
 
 
@@ -390,3 +392,16 @@ class MultiPublish(PendingPublish):
 
     def drop_bodies(self) -> None:
         self._bodies = ()
+
+
+# --- of a connection
+
+
+def sent_publishes(link: Connection) -> list[PendingPublish]:
+    """Return the publishes that were sent on a connection and have no response, the oldest first."""
+    return cast("list[PendingPublish]", list(link.writer.pending.sent))  # a producer's requests are all publishes
+
+
+def unsent_publishes(link: Connection) -> list[PendingPublish]:
+    """Return the publishes that wait to be sent on a connection."""
+    return cast("list[PendingPublish]", list(link.writer.pending.unsent))
