@@ -145,7 +145,7 @@ class Job:
             True if the queries ended by themselves.
 
         Raises:
-            JobFailed: If the JVM has ended, or a query has failed and another job has begun.
+            JobFailed: If the JVM has ended, or a query is due to start and another job has begun.
         """
         asked_at = time.monotonic()
         while not is_stopping():

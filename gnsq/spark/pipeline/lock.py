@@ -18,11 +18,11 @@ import socket
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from gnsq.localfiles import open_or_create
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.spool.ownership import try_lock, write_text
+from gnsq.spark.spool.ownership import read_record, try_lock, write_text
 from gnsq.spark.spool.storage import LocalStore, Store, open_store
 from gnsq.spark.uris import redact_uri
 
@@ -73,28 +73,20 @@ def describe(work: str) -> str:
     if isinstance(store, LocalStore):
         pid = _FileLock(store.root).holder()
         return "not running" if pid is None else f"running, process {pid or 'unknown'}"
-    begun = _read(store)
-    if not begun:
-        return "not running"
-    return "begun by process {pid} on {host} at {begun_at}; whether it runs is not known".format_map(begun)
+    begun = read_record(store, _NAME)
+    return f"begun by {_shown(begun)}; whether it runs is not known" if begun else "not running"
 
 
-def _read(store: Store) -> dict[str, Any]:  # Any: JSON
-    """Read who has begun; an empty dict if nobody has, or the object is not that of a job."""
-    try:
-        begun = json.loads(store.read(_NAME).to_pybytes())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return begun if isinstance(begun, dict) and {"pid", "host", "begun_at", "run"} <= begun.keys() else {}
+def _shown(begun: dict[str, object]) -> str:
+    return f"process {begun.get('pid')} on {begun.get('host')} at {begun.get('begun_at')}"
 
 
 def _check(store: Store, work: str, run: str) -> None:
-    begun = _read(store)
-    if begun and begun["run"] != run:
-        other = "process {pid} on {host}, begun at {begun_at}".format_map(begun)
+    begun = read_record(store, _NAME)
+    if begun.get("run", run) != run:
         raise JobFailed(
-            f"work {redact_uri(work)} was taken by another job, {other}, and this one ends: run one of them, in "
-            "Kubernetes by a StatefulSet, or a Deployment with strategy: Recreate"
+            f"work {redact_uri(work)} was taken by another job, begun by {_shown(begun)}, and this one ends: run one "
+            "of them, in Kubernetes by a StatefulSet, or a Deployment with strategy: Recreate"
         )
 
 

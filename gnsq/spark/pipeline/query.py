@@ -221,13 +221,16 @@ class JobQuery:
         """Look whether the query runs; start it again if it has failed and its pause is over.
 
         Raises:
-            JobFailed: If it has failed, and another job has begun.
+            JobFailed: If it is due to start, and another job has begun.
             Py4JError, ConnectionError: If the JVM has ended.
         """
         if self.is_done:
             return
         if self._running is None:
             if now >= self._next_start:
+                # It would take the spool back from the job that runs now. If the store fails, the start fails, too.
+                with contextlib.suppress(OSError):
+                    self._check_lock()
                 try:
                     self.start()
                 except JobFailed as error:
@@ -245,9 +248,6 @@ class JobQuery:
 
     def _fail(self, reason: str, now: float) -> None:
         self._running = None
-        # Started again, it would take the spool back from the job that runs now.
-        with contextlib.suppress(OSError):  # then it is started, and fails again
-            self._check_lock()
         self._failures += 1
         if self._once and self._failures == TRIES:
             # The others go on. check_drained() fails the job at its end.

@@ -16,7 +16,16 @@ from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.offsets import may_follow
 from gnsq.spark.spool.storage import LocalStore, Store
 
-__all__ = ["END_TIMEOUT", "SpoolLock", "read_owner", "try_lock", "wait_for_end", "wait_for_lock", "write_text"]
+__all__ = [
+    "END_TIMEOUT",
+    "SpoolLock",
+    "read_owner",
+    "read_record",
+    "try_lock",
+    "wait_for_end",
+    "wait_for_lock",
+    "write_text",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -156,9 +165,14 @@ def write_text(file: IO[str], text: str) -> None:
 
 
 def read_owner(store: Store) -> dict[str, object]:
-    """Read the owner's file; return an empty dict if it does not exist or is damaged."""
+    """Read the owner's file, as read_record() does."""
+    return read_record(store, _OWNER)
+
+
+def read_record(store: Store, name: str) -> dict[str, object]:
+    """Read a small JSON object; return an empty dict if the file does not exist or is damaged."""
     try:
-        owner = json.loads(store.read(_OWNER).to_pybytes())
+        record = json.loads(store.read(name).to_pybytes())
     except (FileNotFoundError, ValueError, RecursionError):
         return {}
-    return owner if isinstance(owner, dict) else {}
+    return record if isinstance(record, dict) else {}

@@ -369,7 +369,10 @@ def test_two_jobs_run_side_by_side_in_a_session_and_leave_it_as_it_was(fakensqd,
 
 
 @pytest.mark.spark
-def test_job_ends_before_its_next_batch_when_another_one_has_begun(watched, fakensqd, settings_of, tmp_path):
+def test_job_ends_before_its_next_batch_when_another_one_has_begun(
+    watched, fakensqd, settings_of, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(query_module, "FIRST_PAUSE", 0.2)
     begun = []
 
     def check():

@@ -59,7 +59,9 @@ def test_on_an_object_store_the_job_that_has_begun_last_may_go_on(s3, tmp_path):
         first()
         with locked(work, pytest.fail) as second:
             second()
-            with pytest.raises(JobFailed, match=rf"was taken by another job, process {os.getpid()} on .*: run one"):
+            with pytest.raises(
+                JobFailed, match=rf"was taken by another job, begun by process {os.getpid()} on .*: run one"
+            ):
                 first()
 
     assert re.fullmatch(rf"begun by process {os.getpid()} on .* at 20.*; whether it runs is not known", describe(work))
