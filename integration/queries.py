@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from gnsq import Producer
 from gnsq.errors import NSQException
-from tests.helpers import child
+from tests.kit import child
 from tests.spark.helpers import numbered
 
 

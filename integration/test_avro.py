@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.docs.pages import example
-from tests.helpers import run
+from tests.kit import run
 from tests.spark.helpers import publish
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]

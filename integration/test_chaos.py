@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from integration.servers import needs_programs
-from tests.helpers import run
+from tests.kit import run
 
 pytestmark = [
     pytest.mark.real,

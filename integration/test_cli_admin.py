@@ -6,7 +6,7 @@ import pytest
 
 from gnsq import LookupdClient, NsqdHTTPClient, Producer
 from integration.servers import needs_programs, running
-from tests.helpers import bodies, run, wait_until
+from tests.kit import bodies, run, wait_until
 
 pytestmark = [
     pytest.mark.subprocess,

@@ -8,7 +8,7 @@ import pytest
 
 from gnsq import NsqdHTTPClient, Producer
 from integration.servers import NO_PROGRAMS, program, running
-from tests.helpers import LIMIT, bodies, run
+from tests.kit import LIMIT, bodies, run
 
 pytestmark = pytest.mark.subprocess
 COUNTS = ("depth", "backend_depth", "message_count", "paused")

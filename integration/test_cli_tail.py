@@ -10,7 +10,7 @@ import pytest
 
 from gnsq import Consumer, NsqdHTTPClient, NSQGiveUp, Producer
 from integration.servers import needs_programs, running
-from tests.helpers import bodies, channel_stats, child, run, wait_for_program, wait_until
+from tests.kit import bodies, channel_stats, child, run, wait_for_program, wait_until
 
 ROOT = Path(__file__).parent.parent
 BODIES = [b"1", b'{"a": 2}', b"\xff\x00 three", b"four\ttabs", "größer".encode()] * 20

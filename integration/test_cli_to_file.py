@@ -12,7 +12,7 @@ import zstandard
 
 from gnsq import NsqdHTTPClient, Producer
 from integration.servers import needs_programs, running
-from tests.helpers import LIMIT, bodies, channel_stats, child, run, wait_for_program, wait_until
+from tests.kit import LIMIT, bodies, channel_stats, child, run, wait_for_program, wait_until
 
 pytestmark = [
     pytest.mark.real,

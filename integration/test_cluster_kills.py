@@ -19,7 +19,7 @@ from integration.pipeline_job import DURABLE, QUERIES, Job, Publisher, check_acc
 from integration.queries import descendants, kill, named, running_query
 from integration.servers import needs_programs, running
 from integration.spark_cluster import cluster
-from tests.helpers import run
+from tests.kit import run
 from tests.spark.helpers import channel_stats, wait_for
 
 SECONDS = float(os.environ.get("CLUSTER_KILLS_SECONDS", "5"))

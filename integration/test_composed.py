@@ -14,8 +14,8 @@ from gnsq.errors import NSQException, NSQUnauthorized
 from integration.choice import COMPOSED
 from integration.composed import GRANTS, make_certificates
 from integration.servers import given, program, running
-from tests.fakensqd.wire import request
-from tests.helpers import wait_until
+from tests.kit import wait_until
+from tests.kit.wire import request
 
 pytestmark = pytest.mark.real
 

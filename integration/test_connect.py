@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.helpers import run_program
+from tests.kit import run_program
 
 pytest.importorskip("grpc", reason="Spark Connect needs grpcio: pip install 'pyspark[connect]'")
 

@@ -11,7 +11,7 @@ import os
 import pyarrow as pa
 import pytest
 
-from tests.helpers import run
+from tests.kit import run
 from tests.spark.pipeline.test_readers import EVOLVED, NOON, ODD, TEXTS, put, put_values
 
 PACKAGE = "io.delta:delta-spark_{}_2.13:4.4.0"

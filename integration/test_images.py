@@ -11,7 +11,7 @@ import pytest
 from gnsq import Consumer, Producer
 from integration.run import has_engine
 from tests.docs.pages import example
-from tests.helpers import wait_until
+from tests.kit import wait_until
 
 pytestmark = [
     pytest.mark.real,

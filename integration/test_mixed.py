@@ -10,8 +10,8 @@ from gevent.subprocess import PIPE, Popen
 
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
 from integration.servers import program, running
-from tests.fakensqd.wire import request
-from tests.helpers import wait_until
+from tests.kit import wait_until
+from tests.kit.wire import request
 
 pytestmark = pytest.mark.real
 

@@ -12,7 +12,7 @@ from gnsq import Consumer, NsqdHTTPClient, Producer
 from gnsq.errors import NSQHttpError
 from integration.chaos.ledger import RECORD_HEADER, is_torn
 from integration.servers import Daemon, needs_programs, running
-from tests.helpers import channel_stats, wait_until
+from tests.kit import channel_stats, wait_until
 
 pytestmark = [
     pytest.mark.real,

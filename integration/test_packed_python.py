@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from fakensqd import FakeNsqd
 from gnsq import Producer
-from tests.helpers import run
+from tests.kit import run
 
 pytestmark = [
     pytest.mark.spark,

@@ -16,7 +16,7 @@ import pytest
 from integration.queries import kill_group, running_query
 from tests.docs.pages import example
 from tests.docs.prose import replaced
-from tests.helpers import refused_port
+from tests.kit import refused_port
 from tests.spark.helpers import is_empty, publish, wait_for
 
 psycopg = pytest.importorskip("psycopg")

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from gnsq import Consumer, Producer
 from gnsq.contrib.prometheus import NsqdCollector, StatsCollector
 from tests.docs.test_dashboards import DASHBOARDS, FOLDER, dashboard, rules
-from tests.helpers import child, refused_port, wait_until
+from tests.kit import child, refused_port, wait_until
 
 pytestmark = [
     pytest.mark.real,

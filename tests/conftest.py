@@ -1,5 +1,6 @@
 """Settings of random tests, and common fixtures."""
 
+import contextlib
 import gc
 import logging
 import os
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fakensqd import FakeNsqd
 from fakensqd.clock import ManualClock
 from gnsq import Consumer
-from tests.helpers import allow_open_files
+from tests.kit import allow_open_files
 
 # Few examples, the same in each run: "make fuzz" runs these tests with many others. Nothing depends on time, since a
 # machine may be busy: what hangs ends by the limit of the test.
@@ -51,6 +53,23 @@ def pytest_collection_finish():
 def clock():
     """A clock that the test sets."""
     return ManualClock()
+
+
+@pytest.fixture
+def nsqd(clock):
+    """An nsqd in this hub, on that clock; it records its sessions, and nothing may have failed in it."""
+    with FakeNsqd(clock=clock, record=True) as made:
+        yield made
+    assert made.errors == []
+
+
+@pytest.fixture
+def nsqds(clock):
+    """Three nsqds on that clock."""
+    with contextlib.ExitStack() as stack:
+        made = [stack.enter_context(FakeNsqd(clock=clock, record=True)) for _ in range(3)]
+        yield made
+    assert [each.errors for each in made] == [[], [], []]
 
 
 @pytest.fixture

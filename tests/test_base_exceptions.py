@@ -16,7 +16,7 @@ from fakensqd.faults import drop, on
 from gnsq import Consumer, Producer
 from gnsq.contrib.batch import BatchHandler
 from gnsq.errors import NSQException, NSQGiveUp, NSQNotSent
-from tests.helpers import wait_until
+from tests.kit import wait_until
 
 
 class Plain(Exception):

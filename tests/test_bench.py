@@ -11,7 +11,7 @@ from fakensqd import FakeNsqd
 from integration.bench import clients, compare, curves, layers, report
 from integration.bench.figures import CPU, RATE, Figure, Results
 from integration.bench.servers import Nsqd, echo
-from tests.helpers import run
+from tests.kit import run
 
 ROOT = Path(__file__).parent.parent
 OURS = [(workload, client) for workload, found in clients.WORKLOADS.items() for client in found]

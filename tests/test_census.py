@@ -9,7 +9,7 @@ import pytest
 from fakensqd.faults import answer, on
 from gnsq import NsqdHTTPClient
 from gnsq.census import Census, parse_stats
-from tests.helpers import refused_port, wait_until
+from tests.kit import refused_port, wait_until
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from integration.chaos.faults import Fault
 from integration.chaos.ledger import RECORD_HEADER, SAMPLES, Judge, is_torn, read
 from integration.chaos.workers import body_of, key_of
 from integration.chaos.world import ALL
-from tests.helpers import run
+from tests.kit import run
 
 ROOT = Path(__file__).parents[1]
 NODES = {"n:1": "nsqd0", "n:2": "nsqd1"}

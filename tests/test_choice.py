@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from integration.choice import COMPOSED, NEEDED, Choice, Way, choose
-from tests.helpers import run
+from tests.kit import run
 
 ROOT = Path(__file__).parent.parent
 PATHS = {"nsqd": "/bin/nsqd", "nsqlookupd": "/bin/nsqlookupd"}

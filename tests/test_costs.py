@@ -18,7 +18,7 @@ from gnsq.nsqd.connection import Connection
 from gnsq.options import ConnectionOptions
 from gnsq.producer.publish import PendingPublish
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
-from tests.helpers import MemoryTransport, wait_until
+from tests.kit import MemoryTransport, wait_until
 from tests.producer.conftest import dispatcher_with
 
 OK = encode_frame(RESPONSE, b"OK")

@@ -11,7 +11,7 @@ import gnsq.nsqd
 import gnsq.reader
 from gnsq import Consumer, LookupdClient, NsqdHTTPClient
 from gnsq.errors import NSQNoConnections
-from tests.helpers import bodies, channel_stats, wait_until
+from tests.kit import bodies, channel_stats, wait_until
 
 
 @pytest.fixture

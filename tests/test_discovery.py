@@ -16,8 +16,8 @@ from gnsq.addresses import parse_address
 from gnsq.discovery import LOOKUP_TIMEOUT, MAX_NSQDS, AllNodes, TopicNodes, parse_lookupds
 from gnsq.errors import NSQHttpError
 from gnsq.logs import LogOwner
-from tests.helpers import wait_until
-from tests.http.peer import JSON, http_peer, reply
+from tests.kit import wait_until
+from tests.kit.http_peer import JSON, http_peer, reply
 from tests.strategies import json_values
 
 LOG = logging.getLogger("tests.discovery")

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import gnsq
-from tests.helpers import run
+from tests.kit import run
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

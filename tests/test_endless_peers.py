@@ -21,7 +21,7 @@ from gnsq.errors import NSQErrorCode, NSQException, NSQHttpError, NSQTimeout
 from gnsq.protocol import commands
 from gnsq.protocol.compression import Snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
-from tests.helpers import LIMIT, wait_until
+from tests.kit import LIMIT, wait_until
 
 pytestmark = pytest.mark.slow
 

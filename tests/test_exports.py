@@ -6,7 +6,7 @@ import pytest
 
 from gnsq import protocol, util
 from gnsq.protocol.frames import encode_message
-from tests.helpers import run_program
+from tests.kit import run_program
 
 PUBLIC = {
     "gnsq": ["BackoffTimer", "Consumer", "LookupdClient", "Message", "NsqdHTTPClient", "NsqdTCPClient", "Producer"],

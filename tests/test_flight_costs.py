@@ -24,7 +24,7 @@ from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.publish import PendingPublish
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
 from gnsq.transport import TcpTransport
-from tests.helpers import LIMIT
+from tests.kit import LIMIT
 from tests.producer.conftest import dispatcher_with
 
 COUNT = 1000

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.helpers import run_program
+from tests.kit import run_program
 
 pytestmark = pytest.mark.subprocess
 

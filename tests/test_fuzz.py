@@ -6,7 +6,7 @@ import pytest
 
 from integration.fuzz.comparing import PROFILES, differences
 from tests.fakensqd.recorded_servers import NSQD, emulated
-from tests.helpers import run
+from tests.kit import run
 
 pytestmark = pytest.mark.slow
 SEED = 1

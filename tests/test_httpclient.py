@@ -9,8 +9,8 @@ from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.errors import NSQHttpError
 from gnsq.httpclient import HTTPClient, HttpOptions
 from tests.docs.pages import hooks
-from tests.helpers import refused_port
-from tests.http.peer import http_peer, reply
+from tests.kit import refused_port
+from tests.kit.http_peer import http_peer, reply
 
 
 def test_errors_are_raised_and_not_printed(capfd):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import run_program
+from tests.kit import run_program
 
 ROOT = Path(__file__).parent.parent
 MODULES = {

@@ -15,7 +15,7 @@ from fakensqd import on
 from fakensqd.faults import delay
 from gnsq.contrib.batch import BatchHandler
 from gnsq.errors import NSQException, NSQNotSentClosed, NSQUnknownClosed
-from tests.helpers import (
+from tests.kit import (
     LIMIT,
     child,
     closed_by_a_signal,

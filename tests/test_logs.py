@@ -8,7 +8,7 @@ import pytest
 from gnsq import Consumer, Producer
 from gnsq.logs import MAX_KINDS, LogOwner
 from tests.docs.pages import example
-from tests.helpers import wait_until
+from tests.kit import wait_until
 
 logger = logging.getLogger("gnsq.test")
 

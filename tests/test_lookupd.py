@@ -7,7 +7,7 @@ import pytest
 from gnsq import LookupdClient
 from gnsq.discovery import TopicNodes, parse_lookupds
 from gnsq.errors import NSQHttpError
-from tests.http.peer import JSON, http_peer, reply
+from tests.kit.http_peer import JSON, http_peer, reply
 
 T, TC = "topic=t", "topic=t&channel=c"
 DATA = {"channels": ["c"], "producers": [{"address": "old-host", "tcp_port": 4150, "http_port": 4151}]}

@@ -12,7 +12,7 @@ import pytest
 from gnsq.errors import NSQConnectionClosed, NSQException
 from gnsq.message import Message, deliver, enable_async_all, finish_all
 from gnsq.protocol.frames import MESSAGE, MessageFields, decode_messages, encode_frame, encode_message
-from tests.helpers import tracing_bytecodes
+from tests.kit import tracing_bytecodes
 
 
 class Responder:

@@ -10,7 +10,7 @@ from fakensqd.faults import error, on
 from gnsq import Consumer, Producer
 from gnsq.errors import ERROR_CODES, NSQException, NSQNotSent, NSQUnauthorized, NSQUnknown
 from tests.docs.pages import table
-from tests.helpers import LIMIT, first_of
+from tests.kit import LIMIT, first_of
 
 # Codes that answer FIN, REQ and TOUCH, under their names of all times.
 OF_MESSAGES = {code for code, kind in ERROR_CODES.items() if not kind.fatal}

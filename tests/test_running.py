@@ -17,7 +17,7 @@ import gnsq
 from fakensqd import on
 from fakensqd.faults import drop
 from gnsq.running import StopSignals
-from tests.helpers import LIMIT, child, peer, wait_until
+from tests.kit import LIMIT, child, peer, wait_until
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from gnsq.cli.servers import load_cluster
 from gnsq.contrib.prometheus import StatsCollector
 from gnsq.errors import NSQException, NSQHttpError
 from gnsq.protocol.frames import RESPONSE, encode_frame
-from tests.cli.programs import command
-from tests.helpers import peer, refused_port
+from tests.kit import peer, refused_port
+from tests.kit.commands import command
 
 SECRET = "pw-8f3a1c"
 URL = f"http://user:{SECRET}@127.0.0.1:4161"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import wait_until
+from tests.kit import wait_until
 
 pytest_plugins = ["pytester"]
 

@@ -18,8 +18,8 @@ from fakensqd.faults.relay import Relay
 from fakensqd.faults.toxics import latency
 from gnsq import Consumer, NsqdTCPClient, Producer
 from gnsq.contrib.batch import BatchHandler
-from tests.cli.programs import background, gnsq
-from tests.helpers import silent_nsqd, wait_until
+from tests.kit import silent_nsqd, wait_until
+from tests.kit.commands import background, gnsq
 
 SOURCES = [
     path

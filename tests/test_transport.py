@@ -9,7 +9,7 @@ from gevent import socket
 from gnsq.errors import NSQConnectionClosed, NSQProtocolError, NSQSocketError
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.transport import CompressedTransport, TcpTransport
-from tests.helpers import MemoryTransport, wait_until
+from tests.kit import MemoryTransport, wait_until
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from gnsq.options import (
 from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
 from gnsq.stats import NsqdStats
 from tests.docs.pages import blocks, hooks, page_names, pages_run_as_a_whole
-from tests.helpers import run
+from tests.kit import run
 
 OPTIONS = [
     pytest.param(ConnectionOptionsDict, [ConnectionOptions], None, id="connection"),

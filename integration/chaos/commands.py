@@ -27,7 +27,7 @@ from fakensqd.faults import toxics
 from gnsq import NsqdHTTPClient, Producer
 from gnsq.dead_letter import DeadLetter, encode_dead_letter
 from integration.servers import Daemon
-from tests.helpers import bodies, channel_stats, wait_until
+from tests.kit import bodies, channel_stats, wait_until
 
 # Seconds.
 LIMIT = 60.0

@@ -20,7 +20,7 @@ from fakensqd import Certificates, Relay
 from gnsq import NsqdHTTPClient
 from gnsq.errors import NSQException
 from integration.servers import Daemon
-from tests.helpers import refused_port
+from tests.kit import refused_port
 
 TOPIC, CHANNELS = "orders", ("a", "b")
 DEAD_TOPIC, DEAD_CHANNEL = "dead", "keep"

@@ -7,7 +7,7 @@ import pytest
 from gnsq import Consumer, NsqdTCPClient
 from gnsq.errors import NSQBadMessage, NSQBadTopic, NSQInvalid, NSQMPubFailed
 from gnsq.protocol.frames import ERROR
-from tests.helpers import bodies, channel_stats, wait_until
+from tests.kit import bodies, channel_stats, wait_until
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from gevent.event import Event
 from gevent.lock import Semaphore
 
 from gnsq import Consumer, NsqdHTTPClient, Producer
-from tests.helpers import LIMIT, channel_stats, wait_until
+from tests.kit import LIMIT, channel_stats, wait_until
 
 
 def clients(nsqd, topic):

@@ -14,7 +14,7 @@ import requests
 from gevent import socket
 
 from gnsq import NsqdHTTPClient, Producer
-from tests.helpers import bodies, channel_stats, child, refused_port, wait_for_program, wait_until
+from tests.kit import bodies, channel_stats, child, refused_port, wait_for_program, wait_until
 
 pytestmark = pytest.mark.subprocess
 

@@ -6,7 +6,7 @@ import pytest
 from gevent.event import Event
 
 from gnsq import Consumer
-from tests.helpers import channel_stats, wait_until
+from tests.kit import channel_stats, wait_until
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from gnsq import LookupdClient, NsqdTCPClient
 from gnsq.addresses import parse_address
 from gnsq.errors import NSQHttpError
-from tests.helpers import LIMIT, bodies, channel_stats, wait_until
+from tests.kit import LIMIT, bodies, channel_stats, wait_until
 
 MISSING = "no-such-topic"
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from gnsq.addresses import parse_address
-from tests.helpers import LIMIT
+from tests.kit import LIMIT
 
 PING = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
 OK, BAD = "200 OK", "400 Bad Request"

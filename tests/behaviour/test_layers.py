@@ -21,7 +21,7 @@ from gnsq.errors import (
 )
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, RESPONSE
-from tests.helpers import bodies, channel_stats, wait_until
+from tests.kit import bodies, channel_stats, wait_until
 
 BODIES = [b"small", b"x" * 500_000, *[b"%d" % number for number in range(200)]]
 

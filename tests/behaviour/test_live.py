@@ -7,7 +7,7 @@ from fakensqd import FakeAuthServer, Grant
 from gnsq import Consumer, LookupdClient, NsqdHTTPClient, NsqdTCPClient
 from gnsq.addresses import parse_address
 from gnsq.errors import NSQErrorCode
-from tests.helpers import channel_stats, wait_until
+from tests.kit import channel_stats, wait_until
 
 EAGER = {"reconnect_initial": 0.05, "reconnect_maximum": 0.2}
 

@@ -5,7 +5,7 @@ import pytest
 
 from gnsq import Consumer, NsqdHTTPClient, Producer
 from gnsq.errors import NSQBadBody, NSQBadMessage, NSQException, NSQInvalid
-from tests.helpers import wait_until
+from tests.kit import wait_until
 
 
 @pytest.fixture

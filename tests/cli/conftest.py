@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tests.cli import programs
-from tests.helpers import child
+from tests.kit import child
+from tests.kit import commands as programs
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import pytest
 from fakensqd import on
 from fakensqd.faults import answer
 from gnsq import LookupdClient, NsqdHTTPClient
-from tests.cli.programs import servers_of
-from tests.helpers import child, refused_port, wait_until
+from tests.kit import child, refused_port, wait_until
+from tests.kit.commands import servers_of
 
 
 @pytest.fixture

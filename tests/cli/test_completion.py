@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.helpers import PYTHON, run
+from tests.kit import PYTHON, run
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -5,8 +5,8 @@ import pytest
 from fakensqd import FakeNsqd, on
 from fakensqd.faults import disconnect, error, refuse
 from fakensqd.faults.toxics import stall
-from tests.cli.programs import background, command, create_channel, gnsq, signalled_when
-from tests.helpers import refused_port, wait_until
+from tests.kit import refused_port, wait_until
+from tests.kit.commands import background, command, create_channel, gnsq, signalled_when
 
 
 @pytest.fixture

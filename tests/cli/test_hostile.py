@@ -6,7 +6,7 @@ import json
 import pytest
 
 from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, encode_frame
-from tests.helpers import peer
+from tests.kit import peer
 
 EVIL = "x\x1b]0;title\x07\x9b31m\u202e\r\nERROR: y"
 

@@ -8,7 +8,7 @@ import pytest
 
 from gnsq.cli.main import command_line
 from gnsq.cli.servers import SETTINGS
-from tests.cli.programs import invoke
+from tests.kit.commands import invoke
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from fakensqd.nsqd.auth import Grant
 from gnsq import NsqdHTTPClient
 from gnsq.cli.advice import SENTENCES, Facts, explain
 from gnsq.errors import NSQException
-from tests.helpers import peer, refused_port
+from tests.kit import peer, refused_port
 
 STEPS = ["resolve", "connect", "IDENTIFY", "subscribe", "publish", "receive", "health", "delete topic"]
 

@@ -12,8 +12,8 @@ import pytest
 from fakensqd import on
 from fakensqd.faults import disconnect, drop, error
 from gnsq.cli.pub import MAX_LINE, READ_SIZE, next_lines
-from tests.cli.programs import started
-from tests.helpers import PYTHON, child, refused_port, run, run_program, wait_for_program, wait_until
+from tests.kit import PYTHON, child, refused_port, run, run_program, wait_for_program, wait_until
+from tests.kit.commands import started
 
 
 @pytest.fixture

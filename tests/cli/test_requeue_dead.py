@@ -10,8 +10,8 @@ import pytest
 from fakensqd import on
 from fakensqd.faults import disconnect
 from gnsq.dead_letter import DeadLetter, encode_dead_letter
-from tests.cli.programs import gnsq, started
-from tests.helpers import channel_stats, child, wait_for_program
+from tests.kit import channel_stats, child, wait_for_program
+from tests.kit.commands import gnsq, started
 
 
 def letter(body=b'{"n": 1}', *, age=0.0, error="ValueError", reason="bad country", topic="orders"):

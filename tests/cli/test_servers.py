@@ -14,7 +14,7 @@ import gnsq
 from fakensqd import FakeAuthServer, FakeNsqd, Grant
 from gnsq.cli.command import Command
 from gnsq.cli.servers import SETTINGS, load_cluster, option_texts, target_of
-from tests.helpers import bodies, refused_port
+from tests.kit import bodies, refused_port
 from tests.strategies import json_values, texts, toml
 
 FILE = """

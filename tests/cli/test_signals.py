@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from tests.cli.programs import gnsq
-from tests.helpers import run_program
+from tests.kit import run_program
+from tests.kit.commands import gnsq
 
 # A program that sends itself a signal: when a module is imported, or when the interpreter ends.
 PROGRAM = """

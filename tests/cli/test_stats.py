@@ -20,8 +20,8 @@ from gnsq import NsqdHTTPClient
 from gnsq.census import Node, NodeStats, parse_stats
 from gnsq.cli.sums import Snapshot, set_rates
 from gnsq.cli.table import StatsView
-from tests.cli.programs import servers_of, signalled_when
-from tests.helpers import LIMIT, child, peer, refused_port
+from tests.kit import LIMIT, child, peer, refused_port
+from tests.kit.commands import servers_of, signalled_when
 
 
 def channel_of(document, topic, channel):

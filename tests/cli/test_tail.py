@@ -23,8 +23,8 @@ from gnsq.cli.output import Output
 from gnsq.cli.receiving import Received
 from gnsq.cli.tail import BATCH
 from gnsq.running import StopSignals
-from tests.cli.programs import background, command, create_channel, gnsq, signalled_when, started
-from tests.helpers import peer, refused_port, wait_for_program, wait_until
+from tests.kit import peer, refused_port, wait_for_program, wait_until
+from tests.kit.commands import background, command, create_channel, gnsq, signalled_when, started
 
 BODIES = [b'{"a": 1}', b"two\nlines", b"\xff\x1b[31m"]
 

@@ -15,8 +15,8 @@ import zstandard
 
 from gnsq.cli.rotating_file import recover
 from gnsq.cli.to_file import FORMATS
-from tests.cli.programs import background, servers_of, signalled_when
-from tests.helpers import channel_stats, child, refused_port, wait_for_program
+from tests.kit import channel_stats, child, refused_port, wait_for_program
+from tests.kit.commands import background, servers_of, signalled_when
 
 ROTATE_NEVER = ("--rotate-interval", "0")
 

@@ -6,7 +6,7 @@ import pytest
 
 from fakensqd import FakeLookupd
 from gnsq import Producer
-from tests.helpers import bodies, channel_stats, run_program
+from tests.kit import bodies, channel_stats, run_program
 
 pytestmark = pytest.mark.subprocess
 

@@ -9,7 +9,7 @@ import gevent
 import pytest
 
 from gnsq.concurrency.hub_monitor import HubMonitor
-from tests.helpers import run_program, wait_until
+from tests.kit import run_program, wait_until
 
 BEFORE = set()
 BLOCKED_AFTER = 0.2

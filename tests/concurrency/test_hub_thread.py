@@ -12,7 +12,7 @@ from gevent._hub_local import get_hub_if_exists
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.concurrency.threads import HubCallQueue, hub_call_queue
 from gnsq.errors import NSQConnectionClosed
-from tests.helpers import run_program, wait_until
+from tests.kit import run_program, wait_until
 
 LIMIT = 30.0
 

@@ -12,7 +12,7 @@ import pytest
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.concurrency.threads import CrossThreadFuture, Once, OwnerThread, ThreadEvent, get_ident, is_hub_greenlet
 from gnsq.errors import NSQConnectionClosed, NSQException
-from tests.helpers import run_program, wait_until
+from tests.kit import run_program, wait_until
 
 LIMIT = 30.0
 KINDS = [pytest.param(False, id="plain thread"), pytest.param(True, id="thread with a hub")]

@@ -3,21 +3,7 @@
 import gevent
 import pytest
 
-from fakensqd import FakeNsqd
 from gnsq import Consumer
-
-
-@pytest.fixture
-def nsqd(clock):
-    with FakeNsqd(clock=clock) as made:
-        yield made
-
-
-@pytest.fixture
-def nsqds(clock):
-    """Three nsqds."""
-    with FakeNsqd(clock=clock) as first, FakeNsqd(clock=clock) as second, FakeNsqd(clock=clock) as third:
-        yield [first, second, third]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from gevent.event import Event
 from gnsq import Consumer, Producer
 from gnsq.errors import NSQRequeueMessage
 from gnsq.stats import Histogram
-from tests.helpers import LIMIT, channel_stats, child, peer, wait_until
+from tests.kit import LIMIT, channel_stats, child, peer, wait_until
 
 
 @pytest.fixture

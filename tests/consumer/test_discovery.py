@@ -11,7 +11,7 @@ from fakensqd import FakeLookupd, FakeNsqd, on
 from fakensqd.faults import answer, refuse
 from gnsq import Consumer, LookupdClient
 from gnsq.consumer.options import ConsumerOptions
-from tests.helpers import refused_port, wait_until
+from tests.kit import refused_port, wait_until
 
 INTERVAL = 60.0
 # The latest time of a round, with the default jitter.

@@ -16,7 +16,7 @@ from gnsq.contrib.giveup import NsqdGiveupHandler
 from gnsq.contrib.queue import QueueHandler
 from gnsq.dead_letter import decode_dead_letter
 from gnsq.errors import NSQException, NSQRequeueMessage, NSQTimeout, NSQUnauthorized, NSQUnknown
-from tests.helpers import channel_stats, wait_until
+from tests.kit import channel_stats, wait_until
 
 AT_ONCE = {"requeue_delay": 0, "max_backoff_duration": 0}
 

@@ -14,7 +14,7 @@ from gnsq import Consumer, Message, finish_all
 from gnsq.consumer.worker_pool import WorkerPool
 from gnsq.contrib.queue import QueueHandler
 from gnsq.errors import NSQFinishFailed, NSQRequeueMessage, NSQTimeout
-from tests.helpers import wait_until
+from tests.kit import wait_until
 
 
 def channel(nsqd):

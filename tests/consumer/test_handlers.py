@@ -11,7 +11,7 @@ import pytest
 
 from gnsq import Consumer
 from gnsq.contrib.batch import BatchHandler
-from tests.helpers import wait_until
+from tests.kit import wait_until
 
 
 async def coroutine(consumer, message):

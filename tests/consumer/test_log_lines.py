@@ -4,20 +4,13 @@ import logging
 from fnmatch import fnmatchcase
 
 import gevent
-import pytest
 from gevent.event import Event
 
 from fakensqd import FakeNsqd
 from fakensqd.faults import error, on
 from gnsq import Consumer, Producer
 from gnsq.consumer.handlers import HandlerSignal
-from tests.helpers import wait_until
-
-
-@pytest.fixture
-def nsqd(clock):
-    with FakeNsqd(clock=clock) as made:
-        yield made
+from tests.kit import wait_until
 
 
 def test_option_that_nsqd_refuses_is_an_error_that_names_it(nsqd, clock, started, lines):

@@ -10,7 +10,7 @@ import pytest
 from fakensqd import FakeLookupd, FakeNsqd
 from gnsq import Consumer
 from gnsq.stats import ConsumerStats
-from tests.helpers import need_open_files, wait_until
+from tests.kit import need_open_files, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from fakensqd import FakeNsqd
 from fakensqd.faults.toxics import latency, slice_bytes
 from gnsq import Consumer
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
-from tests.helpers import peer, wait_until
+from tests.kit import peer, wait_until
 
 # Seconds until RDY that was taken from a connection is given to another.
 GRACE = 1.1

@@ -12,7 +12,7 @@ from fakensqd.clock import ManualClock
 from gnsq import Consumer
 from gnsq.consumer.rdy_controller import REST_PER_CONNECTION
 from gnsq.consumer.rdy_policy import RdyPolicy
-from tests.helpers import tracing_bytecodes
+from tests.kit import tracing_bytecodes
 
 FEW, MANY = 10, 1000
 # Bytecodes of a decision for each connection: about 1 us.

@@ -14,7 +14,7 @@ from fakensqd import on
 from fakensqd.faults import delay
 from fakensqd.faults.toxics import latency
 from gnsq import Consumer, Producer
-from tests.helpers import LIMIT, wait_until
+from tests.kit import LIMIT, wait_until
 
 
 def channel(nsqd):

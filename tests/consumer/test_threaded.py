@@ -8,7 +8,7 @@ import gevent
 import pytest
 
 from gnsq import Consumer, LookupdClient, Producer
-from tests.helpers import run_program, wait_until
+from tests.kit import run_program, wait_until
 
 LIMIT = 20.0
 

@@ -9,7 +9,7 @@ import pytest
 from gnsq.clock import RealClock
 from gnsq.consumer.worker_pool import WorkerPool
 from gnsq.message import Message
-from tests.helpers import run_program, wait_until
+from tests.kit import run_program, wait_until
 
 
 def message(number):

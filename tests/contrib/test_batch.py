@@ -12,7 +12,7 @@ from gevent.event import Event
 from gnsq import Message
 from gnsq.contrib.batch import BatchHandler
 from gnsq.errors import NSQRequeueMessage
-from tests.helpers import channel_stats, wait_until
+from tests.kit import channel_stats, wait_until
 
 
 def watchers():

@@ -12,7 +12,7 @@ from gnsq.contrib.giveup import (
     LogGiveupHandler,
     NsqdGiveupHandler,
 )
-from tests.helpers import bodies, channel_stats, refused_port, wait_until
+from tests.kit import bodies, channel_stats, refused_port, wait_until
 
 CONSUMER = Consumer("t", "c", "127.0.0.1:4150")
 

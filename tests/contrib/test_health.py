@@ -11,7 +11,7 @@ from gevent import socket
 
 from gnsq import Consumer, Producer
 from gnsq.contrib.health import HealthApplication, serve_health
-from tests.helpers import LIMIT, refused_port, wait_until
+from tests.kit import LIMIT, refused_port, wait_until
 
 
 def ask(application, path, method="GET"):

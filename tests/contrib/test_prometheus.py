@@ -15,7 +15,7 @@ from gnsq import NsqdHTTPClient, Producer
 from gnsq.contrib.prometheus import NsqdCollector, StatsCollector
 from gnsq.errors import NSQUnknown
 from gnsq.stats import ConnectionStats, ConsumerStats, Histogram, MessageCounts, ProducerConnectionStats, ProducerStats
-from tests.helpers import peer, wait_until
+from tests.kit import peer, wait_until
 
 OWN = {"topic": "t", "channel": "c"}
 

@@ -5,7 +5,7 @@ import pytest
 from gevent.pool import Pool
 
 from gnsq.contrib.queue import ChannelHandler, QueueHandler
-from tests.helpers import channel_stats, wait_until
+from tests.kit import channel_stats, wait_until
 
 
 @pytest.mark.parametrize("handler", [QueueHandler, ChannelHandler])

@@ -7,7 +7,7 @@ import sentry_sdk
 
 from gnsq import Message
 from gnsq.contrib.sentry import SentryExceptionHandler
-from tests.helpers import run_program, wait_until
+from tests.kit import run_program, wait_until
 
 MESSAGE = Message(1_700_000_000_000_000_000, 2, b"0123456789abcdef", b"body")
 

@@ -33,7 +33,7 @@ import gevent
 import pytest
 
 from gnsq import Consumer, Producer
-from tests.helpers import LIMIT, WARNINGS, child, wait_until
+from tests.kit import LIMIT, WARNINGS, child, wait_until
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/pages"

@@ -8,7 +8,7 @@ import pytest
 from fakensqd import Certificates, FakeAuthServer, FakeNsqd, Grant
 from gnsq import NsqdHTTPClient
 from tests.docs.pages import example, run
-from tests.helpers import channel_stats, wait_until
+from tests.kit import channel_stats, wait_until
 
 
 def test_publish_example_publishes_and_shows_the_refusal(fakensqd, capsys):

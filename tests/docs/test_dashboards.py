@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.docs.pages import ROOT, hooks
-from tests.helpers import run
+from tests.kit import run
 
 pytest.importorskip("pyspark")
 

@@ -11,7 +11,7 @@ import shutil
 import pytest
 
 from tests.docs.pages import example
-from tests.helpers import PYTHON, refused_port, run
+from tests.kit import PYTHON, refused_port, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
 

@@ -14,7 +14,7 @@ import yaml
 from fakensqd import on
 from fakensqd.faults import error
 from tests.docs.prose import ROOT, Addresses, blocks
-from tests.helpers import child, refused_port, wait_for_program
+from tests.kit import child, refused_port, wait_for_program
 
 pytestmark = pytest.mark.subprocess
 

@@ -12,7 +12,7 @@ from fakensqd.clock import ManualClock
 from gnsq import Consumer
 from tests.docs import outage
 from tests.docs.pages import table
-from tests.helpers import wait_until
+from tests.kit import wait_until
 
 PICTURES = sorted((Path(__file__).parents[2] / "docs/pages/pictures").glob("*.svg"))
 MAX_BYTES = 8192

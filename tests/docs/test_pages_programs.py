@@ -8,7 +8,7 @@ import pytest
 from fakensqd import on
 from fakensqd.faults import drop
 from tests.docs.prose import FOLDER, PAGES, Addresses, blocks, check_printed, programs, run, run_process
-from tests.helpers import child, wait_until
+from tests.kit import child, wait_until
 
 
 @pytest.mark.parametrize("block", programs(process=False))

@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 
 from tests.docs.prose import ROOT, blocks, check_printed
-from tests.helpers import child, refused_port, wait_for_program
+from tests.kit import child, refused_port, wait_for_program
 
 PAGE = "tutorial.md"
 PORTS = ("4150", "4151", "9100")

@@ -12,9 +12,9 @@ from fakensqd import FakeNsqd
 from fakensqd.clock import ManualClock
 from fakensqd.faults import error, on
 from gnsq import Consumer, NsqdHTTPClient, NsqdTCPClient, NSQException, Producer, run
-from tests.cli.programs import command, gnsq
 from tests.docs.pages import blocks
-from tests.helpers import channel_stats, refused_port, run_program, wait_until
+from tests.kit import channel_stats, refused_port, run_program, wait_until
+from tests.kit.commands import command, gnsq
 
 PAGE = "troubleshooting.md"
 

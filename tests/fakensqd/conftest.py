@@ -6,11 +6,11 @@ import pytest
 from gevent import socket
 from gevent.ssl import SSLContext
 
-from fakensqd import Certificates, FakeNsqd
+from fakensqd import Certificates
 from fakensqd.options import NsqdOptions
 from fakensqd.tls import server_context as make_server_context
 from gnsq.transport import TcpTransport
-from tests.fakensqd.wire import Client
+from tests.kit.wire import Client
 
 
 @pytest.fixture(autouse=True)
@@ -18,14 +18,6 @@ def _clients_are_closed():
     yield
     while Client.opened:
         Client.opened.pop().socket.close()
-
-
-@pytest.fixture
-def nsqd(clock):
-    """In this hub, on the manual clock; nothing may have failed in it."""
-    with FakeNsqd(clock=clock) as nsqd:
-        yield nsqd
-    assert nsqd.errors == []
 
 
 @pytest.fixture

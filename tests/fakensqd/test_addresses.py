@@ -21,8 +21,8 @@ from fakensqd.addresses import (
     split_address,
 )
 from fakensqd.clock import RealClock
-from tests.fakensqd.wire import request
-from tests.helpers import peer, wait_until
+from tests.kit import peer, wait_until
+from tests.kit.wire import request
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from fakensqd import FakeAuthServer, Grant
-from tests.fakensqd.wire import request
+from tests.kit.wire import request
 
 
 def ask(server, query="secret=s&tls=false&remote_ip=127.0.0.1&common_name=", path="/auth"):

@@ -5,7 +5,7 @@ import ssl
 import pytest
 
 from fakensqd import Certificates
-from tests.helpers import run_program
+from tests.kit import run_program
 
 
 def trusted(certificates, files, name):

@@ -11,7 +11,7 @@ import gnsq
 from gnsq.protocol import commands
 from gnsq.protocol.commands import MAGIC_V2
 from gnsq.protocol.frames import MESSAGE, OK, FrameDecoder, decode_message
-from tests.helpers import wait_until
+from tests.kit import wait_until
 
 # --- gevent
 

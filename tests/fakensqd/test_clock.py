@@ -10,7 +10,7 @@ from gevent.event import AsyncResult, Event
 
 from fakensqd.clock import ManualClock, RealClock, _run_until_idle, run_with_timeout
 from gnsq.clock import RealClock as ClientClock
-from tests.helpers import wait_until
+from tests.kit import wait_until
 
 
 def test_real_clock_calls_back_after_the_time():

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from fakensqd import FakeCluster
-from tests.fakensqd.wire import request
+from tests.kit.wire import request
 
 
 @pytest.mark.parametrize(("nsqds", "lookupds"), [(2, 1), (3, 2), (1, 0)])

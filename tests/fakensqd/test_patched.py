@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import run
+from tests.kit import run
 
 HOME = Path(__file__).parents[2]
 PYTEST = ["pytest", "-q", "-p", "no:cacheprovider", "-W", "error"]

@@ -9,7 +9,7 @@ from gevent.ssl import SSLContext
 
 from fakensqd.effects import HttpResponse
 from fakensqd.ports import HttpPort
-from tests.fakensqd.wire import request
+from tests.kit.wire import request
 
 
 def application(request):

@@ -4,7 +4,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from tests.helpers import run_program
+from tests.kit import run_program
 
 pytest_plugins = ["pytester"]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fakensqd.router import HttpError, Request, Route, Router
-from tests.fakensqd.wire import call, environ
+from tests.kit.wire import call, environ
 
 
 def broken(request):

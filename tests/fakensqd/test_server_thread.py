@@ -15,7 +15,7 @@ from fakensqd.options import NsqdOptions
 from fakensqd.server import Server, ServerThread, ThreadProxy
 from fakensqd.transcript import Transcript
 from gnsq.concurrency.threads import CrossThreadFuture, get_hub_if_exists, get_ident, start_thread
-from tests.helpers import wait_until
+from tests.kit import wait_until
 
 
 def start_plain_thread(function):

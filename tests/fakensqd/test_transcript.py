@@ -10,7 +10,7 @@ from fakensqd.faults import drop, error, inject
 from fakensqd.transcript import Entry, difference
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, decode_message, encode_frame
-from tests.fakensqd.wire import Client, consumer
+from tests.kit.wire import Client, consumer
 
 
 @pytest.fixture

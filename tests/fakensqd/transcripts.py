@@ -29,7 +29,7 @@ from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.tls import TlsTransport
 from gnsq.transport import CompressedTransport, TcpTransport, Transport
 from tests.fakensqd.templates import Difference, Names, compare_json, shortened, sorted_lists
-from tests.helpers import LIMIT, allow_open_files
+from tests.kit import LIMIT, allow_open_files
 
 Step = dict[str, Any]
 

@@ -18,8 +18,8 @@ import gnsq.http.connections  # noqa: F401  # or the first short deadline would 
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable, NSQNoConnections, NSQTimeout
 from gnsq.http.connections import explain
 from gnsq.httpclient import HTTPClient
-from tests.helpers import refused_port, resolve_to, run_program, silent_port, wait_until
-from tests.http.peer import http_peer, reply
+from tests.kit import refused_port, resolve_to, run_program, silent_port, wait_until
+from tests.kit.http_peer import http_peer, reply
 
 # Seconds; long enough for what ends before it on a busy machine.
 SHORT = 0.5
@@ -179,8 +179,8 @@ PATCHED = """
     from gnsq.errors import NSQHttpError
     from gnsq.errors import NSQHttpTimeout
     from gnsq.httpclient import HTTPClient
-    from tests.helpers import wait_until
-    from tests.http.peer import http_peer, reply
+    from tests.kit import wait_until
+    from tests.kit.http_peer import http_peer, reply
 
     release = Event()
 

@@ -15,8 +15,8 @@ from cryptography.x509.oid import NameOID
 
 from gnsq.errors import NSQHttpError, NSQHttpUnreachable
 from gnsq.httpclient import HTTPClient
-from tests.helpers import peer, run_program
-from tests.http.peer import http_peer, reply
+from tests.kit import peer, run_program
+from tests.kit.http_peer import http_peer, reply
 
 PASSWORD = "open-sesame"
 DAY = datetime.timedelta(days=1)
@@ -246,7 +246,7 @@ PATCHED = """
     import gevent, gevent.ssl
     from gevent.event import Event
     from gnsq.httpclient import HTTPClient
-    from tests.http.peer import http_peer, reply
+    from tests.kit.http_peer import http_peer, reply
 
     ca, cert, key, patched = sys.argv[1:]
     serving = gevent.ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

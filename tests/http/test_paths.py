@@ -4,7 +4,7 @@ import pytest
 
 from gnsq.errors import NSQHttpError
 from gnsq.httpclient import HTTPClient
-from tests.http.peer import http_peer, reply
+from tests.kit.http_peer import http_peer, reply
 
 
 @pytest.mark.parametrize("location", ["/right?a=1", "http://elsewhere.invalid/x", "http://[/x"])

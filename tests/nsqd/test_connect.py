@@ -23,7 +23,7 @@ from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, encode_frame, encode_message
 from gnsq.protocol.handshake import StartTLS, handshake, identify_body, upgrade_steps
 from gnsq.transport import ADDRESS_LIMIT, connect, share_of_address
-from tests.helpers import MemoryTransport, peer, refused_port, resolve_to, silent_port
+from tests.kit import MemoryTransport, peer, refused_port, resolve_to, silent_port
 
 CODECS = {"deflate": Deflate, "snappy": Snappy}
 MESSAGE_FRAME = encode_frame(MESSAGE, encode_message(1, 1, b"0123456789abcdef", b"hello"))

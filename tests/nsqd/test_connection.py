@@ -26,7 +26,7 @@ from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
 from gnsq.transport import TcpTransport
-from tests.helpers import LIMIT, MemoryTransport, peer, wait_until
+from tests.kit import LIMIT, MemoryTransport, peer, wait_until
 
 OK = encode_frame(RESPONSE, b"OK")
 ID = b"0123456789abcdef"

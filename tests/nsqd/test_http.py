@@ -5,7 +5,7 @@ import pytest
 from gnsq import NsqdHTTPClient
 from gnsq.errors import NSQException, NSQHttpError
 from gnsq.nsqd.http import NewlineInMessage
-from tests.http.peer import JSON, http_peer, reply
+from tests.kit.http_peer import JSON, http_peer, reply
 
 T, TC = "topic=t", "topic=t&channel=c"
 

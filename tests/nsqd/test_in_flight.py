@@ -14,7 +14,7 @@ from gnsq.logs import LogOwner
 from gnsq.message import Message, finish_all
 from gnsq.nsqd.in_flight import AnswerListener, InFlightMessages, logger, touch_periodically
 from gnsq.stats import LatencyRecorder
-from tests.helpers import channel_stats, wait_until
+from tests.kit import channel_stats, wait_until
 
 ID = b"0123456789abcdef"
 

@@ -17,7 +17,7 @@ from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.frames import RESPONSE, encode_frame
-from tests.helpers import LIMIT, peer, refused_port, wait_until
+from tests.kit import LIMIT, peer, refused_port, wait_until
 
 
 def new_connection(address, clock=None):

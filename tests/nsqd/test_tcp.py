@@ -18,7 +18,7 @@ from gnsq.errors import (
     NSQTimeout,
 )
 from gnsq.protocol.frames import HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
-from tests.helpers import peer, wait_until
+from tests.kit import peer, wait_until
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from gnsq.logs import LogOwner
 from gnsq.nsqd.wire_log import LoggedTransport, logger
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, encode_frame, encode_message
-from tests.helpers import MemoryTransport, wait_until
+from tests.kit import MemoryTransport, wait_until
 
 ID = b"0123456789abcdef"
 LOG = LogOwner("", time.monotonic).log(logger, nsqd="a:1")

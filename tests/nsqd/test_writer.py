@@ -10,7 +10,7 @@ from gnsq.errors import NSQConnectionClosed
 from gnsq.nsqd.pending import PendingCall
 from gnsq.nsqd.writer import FINISH_ROUNDS, Writer
 from gnsq.transport import TcpTransport
-from tests.helpers import LIMIT, MemoryTransport, wait_until
+from tests.kit import LIMIT, MemoryTransport, wait_until
 
 
 def refuse():

@@ -5,7 +5,6 @@ import time
 import gevent
 import pytest
 
-from fakensqd import FakeNsqd
 from gnsq import Producer
 from gnsq.errors import NSQErrorCode, NSQNoConnections, NSQNotSent, NSQUnknown
 from gnsq.logs import LogOwner
@@ -13,24 +12,6 @@ from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import PublishCounts
 from gnsq.producer.routing import round_robin
-
-
-@pytest.fixture
-def nsqd(clock):
-    with FakeNsqd(clock=clock, record=True) as made:
-        yield made
-    assert made.errors == []
-
-
-@pytest.fixture
-def nsqds(clock):
-    """Three of them."""
-    with (
-        FakeNsqd(clock=clock, record=True) as first,
-        FakeNsqd(clock=clock, record=True) as second,
-        FakeNsqd(clock=clock, record=True) as third,
-    ):
-        yield [first, second, third]
 
 
 @pytest.fixture

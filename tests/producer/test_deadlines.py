@@ -10,7 +10,7 @@ from fakensqd.faults import delay, error, on
 from gnsq import Producer
 from gnsq.clock import RealClock
 from gnsq.errors import NSQException, NSQNotSent, NSQPubFailed
-from tests.helpers import LIMIT, peer, run_program, wait_until
+from tests.kit import LIMIT, peer, run_program, wait_until
 
 
 class StoppedClock(RealClock):

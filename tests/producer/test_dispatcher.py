@@ -14,7 +14,7 @@ from gnsq.concurrency import reply_poller
 from gnsq.errors import NSQUnauthorized
 from gnsq.producer.deadlines import StallDetector
 from gnsq.producer.publish import PendingPublish
-from tests.helpers import LIMIT
+from tests.kit import LIMIT
 from tests.producer.conftest import ListLink, dispatcher_with, stored
 
 

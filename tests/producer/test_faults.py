@@ -24,7 +24,7 @@ from gnsq.errors import (
     NSQUnknownTimeout,
 )
 from gnsq.protocol.frames import RESPONSE, encode_frame
-from tests.helpers import first_of
+from tests.kit import first_of
 from tests.producer.conftest import stored
 
 BIG = b"x" * 2_000_000

@@ -23,7 +23,7 @@ from gnsq.errors import (
     NSQUnknownClosed,
 )
 from gnsq.lifecycle import Lifecycle
-from tests.helpers import bodies, closed_by_a_signal, peer, refused_port, run_program, silent_nsqd, wait_until
+from tests.kit import bodies, closed_by_a_signal, peer, refused_port, run_program, silent_nsqd, wait_until
 
 LIMIT = 10.0
 

@@ -8,7 +8,7 @@ import pytest
 from fakensqd import FakeNsqd
 from fakensqd.faults.toxics import stall
 from gnsq import Producer
-from tests.helpers import first_of, wait_until
+from tests.kit import first_of, wait_until
 
 
 def test_lost_connections_of_a_producer_to_one_nsqd_are_one_line_that_names_it(nsqd, clock, lines):

@@ -13,7 +13,7 @@ from gnsq.errors import (
     NSQBadMessage,
     NSQNoConnections,
 )
-from tests.helpers import bodies, refused_port
+from tests.kit import bodies, refused_port
 
 
 @pytest.fixture

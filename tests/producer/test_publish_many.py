@@ -9,7 +9,7 @@ from gnsq import Producer
 from gnsq.errors import NSQBadMessage, NSQNotSentClosed
 from gnsq.producer import Chunk, NSQManyFailed
 from gnsq.producer.publish_many import MAX_CHUNK_MESSAGES, MAX_CONCURRENT_CHUNKS
-from tests.helpers import bodies, refused_port, wait_until
+from tests.kit import bodies, refused_port, wait_until
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from gnsq import Producer, PublishResult
 from gnsq.concurrency.threads import OwnerThread
 from gnsq.errors import NSQException, NSQUnknownClosed, NSQUnknownTimeout
 from gnsq.producer.result import ResultWaiters
-from tests.helpers import run_program, wait_until
+from tests.kit import run_program, wait_until
 from tests.producer.test_threads import KINDS, LIMIT, Threads
 
 FAILED = NSQException("failed")

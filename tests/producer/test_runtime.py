@@ -14,8 +14,8 @@ from gnsq import Producer
 from gnsq.concurrency.greenlets import RESTART_DELAY
 from gnsq.errors import NSQBadTopic, NSQException, NSQNoConnections, NSQNotSentTimeout
 from gnsq.protocol.frames import RESPONSE, encode_frame
-from tests.helpers import bodies, peer, wait_until
-from tests.http.peer import JSON, http_peer, reply
+from tests.kit import bodies, peer, wait_until
+from tests.kit.http_peer import JSON, http_peer, reply
 
 LIMIT = 10.0
 

@@ -9,7 +9,7 @@ import pytest
 from fakensqd import FakeCluster
 from gnsq import Producer
 from gnsq.errors import NSQBadMessage, NSQNotSentTimeout, NSQTimeout, NSQUnknownTimeout
-from tests.helpers import bodies, refused_port, run_program, wait_until
+from tests.kit import bodies, refused_port, run_program, wait_until
 
 LIMIT = 20.0
 COUNT = 30

@@ -15,7 +15,7 @@ from pyarrow import fs
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.spark.java import prepare_environment
 from gnsq.spark.spool.spool import Spool
-from tests.helpers import need_open_files
+from tests.kit import need_open_files
 from tests.spark.s3proxy import s3_proxy
 from tests.spark.s3server import s3_server
 

@@ -14,7 +14,7 @@ from gnsq.spark.options import ReadOptions
 from gnsq.spark.source.planner import drain_channel
 from gnsq.spark.spool.segments import segment_columns, write_crc
 from gnsq.spark.spool.spool import Spool
-from tests.helpers import child
+from tests.kit import child
 
 LIMIT = 20.0
 

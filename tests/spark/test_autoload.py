@@ -2,7 +2,7 @@ import importlib
 
 import pytest
 
-from tests.helpers import run_program
+from tests.kit import run_program
 
 
 def test_default_source_is_the_nsq_format():

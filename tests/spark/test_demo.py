@@ -19,7 +19,7 @@ from integration.demo.__main__ import account, main
 from integration.demo.events import SPAN, START, batches, generate, read_lines
 from integration.demo.report import MAX_BINS, DemoRun, binned, demo_html
 from tests.docs.pages import hooks
-from tests.helpers import run
+from tests.kit import run
 from tests.spark.helpers import wait_for
 
 # --- the whole demo

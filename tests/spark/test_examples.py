@@ -22,7 +22,7 @@ from gnsq.spark.pipeline.__main__ import main as job_command
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 from tests.docs import prose
 from tests.docs.pages import example
-from tests.helpers import run
+from tests.kit import run
 from tests.spark.helpers import drained, publish, wait_for
 
 # Each block of these pages runs, in its order.
@@ -80,6 +80,7 @@ def test_settings_of_the_pages_are_accepted(tmp_path, name):
     assert load_settings(str(tmp_path / "job.toml")).queries
 
 
+@pytest.mark.subprocess
 def test_forgotten_user_is_in_no_file_of_any_table(tmp_path):
     users = ("ann", "anna", "o'hara", "andré")
     ids = [{"_nsqd": "127.0.0.1:4150", "_message_id": f"{number:016}"} for number in range(len(users))]

@@ -14,7 +14,7 @@ from gnsq.spark.java import (
     parse_version,
     prepare_environment,
 )
-from tests.helpers import run, run_program
+from tests.kit import run, run_program
 
 pytestmark = pytest.mark.subprocess
 

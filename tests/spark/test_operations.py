@@ -16,7 +16,7 @@ from gnsq.spark.pipeline.settings import load_settings
 from gnsq.spark.receiver.program import command as receiver_command
 from gnsq.spark.receiver.receiver import CLOSE_TIMEOUT, WRITE_TIMEOUT
 from tests.docs.pages import blocks
-from tests.helpers import run
+from tests.kit import run
 
 ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "integration" / "kubernetes"

@@ -9,9 +9,9 @@ import pytest
 
 import gnsq
 from fakensqd.cli.main import command_line
-from tests.fakensqd.programs import child, command, run
-from tests.fakensqd.wire import request
-from tests.helpers import run_program
+from tests.kit import run_program
+from tests.kit.daemons import child, command, run
+from tests.kit.wire import request
 
 pytestmark = pytest.mark.subprocess
 

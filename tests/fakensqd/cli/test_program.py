@@ -13,10 +13,10 @@ from gevent import socket
 from fakensqd.addresses import split_address
 from fakensqd.cli.main import command_line
 from gnsq.protocol import commands
-from tests import helpers
-from tests.fakensqd.programs import FREE_PORTS, LIMIT, command, program, run
-from tests.fakensqd.wire import Client, request
-from tests.helpers import run_program
+from tests import kit
+from tests.kit import run_program
+from tests.kit.daemons import FREE_PORTS, LIMIT, command, program, run
+from tests.kit.wire import Client, request
 
 ROOT = Path(__file__).parents[3]
 NAMES = ["nsqd", "nsqlookupd"]
@@ -50,7 +50,7 @@ def test_program_imports_its_own_gnsq_beside_another_one(tmp_path, where):
     (tmp_path / "gnsq" / "__init__.py").write_text("raise RuntimeError('another gnsq')")
     path = [str(ROOT)] if where == "working directory" else [str(tmp_path), str(ROOT)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-    result = helpers.run(*command("nsqd", "--version"), cwd=tmp_path, env=environment)
+    result = kit.run(*command("nsqd", "--version"), cwd=tmp_path, env=environment)
 
     assert (result.returncode, result.stderr) == (0, "")
 

@@ -5,7 +5,7 @@ import pytest
 from gevent import socket
 from gevent.event import AsyncResult
 
-from fakensqd import FakeNsqd, on
+from fakensqd import on
 from fakensqd.clock import ManualClock, RealClock
 from fakensqd.daemon.connection import Connection, TransportStack
 from fakensqd.effects import AskAuth, Close, Send, StartCompression, StartTLS, TlsEstablished, TlsFailed
@@ -15,8 +15,8 @@ from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE
 from gnsq.tls import TlsTransport
 from gnsq.transport import CompressedTransport, TcpTransport
-from tests.fakensqd.wire import Client, consumer
-from tests.helpers import wait_until
+from tests.kit import wait_until
+from tests.kit.wire import Client, consumer
 
 
 class Script:
@@ -373,13 +373,6 @@ def test_handshake_times_out_after_five_seconds(ends, server_context):
 
 OK = (RESPONSE, b"OK")
 PUB = commands.publish("t", b"body")
-
-
-@pytest.fixture
-def nsqd(clock):
-    with FakeNsqd(clock=clock, record=True) as nsqd:
-        yield nsqd
-    assert nsqd.errors == []
 
 
 def frames(client, count):

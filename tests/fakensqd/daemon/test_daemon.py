@@ -9,8 +9,8 @@ import pytest
 
 from fakensqd import FakeNsqd
 from gnsq.protocol import commands
-from tests.fakensqd.wire import Client, consumer, request
-from tests.helpers import wait_until
+from tests.kit import wait_until
+from tests.kit.wire import Client, consumer, request
 
 
 def test_second_start_or_stop_does_nothing():

@@ -15,8 +15,8 @@ from fakensqd.addresses import split_address
 from fakensqd.faults.relay import Relay
 from fakensqd.faults.toxics import latency, slice_bytes
 from gnsq.protocol import commands
-from tests.fakensqd.wire import Client, consumer, request
-from tests.helpers import need_open_files
+from tests.kit import need_open_files
+from tests.kit.wire import Client, consumer, request
 
 pytestmark = pytest.mark.slow
 

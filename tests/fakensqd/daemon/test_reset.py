@@ -8,8 +8,8 @@ from fakensqd.faults import answer, delay, drop
 from fakensqd.faults.control import RuleNeverActed
 from fakensqd.faults.toxics import latency
 from gnsq.protocol import commands
-from tests.fakensqd.wire import LIMIT, Client, request
-from tests.helpers import wait_until
+from tests.kit import wait_until
+from tests.kit.wire import LIMIT, Client, request
 
 
 def facts(daemon):

@@ -9,8 +9,8 @@ import pytest
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
 from gnsq.protocol import commands
 from gnsq.protocol.frames import MESSAGE, RESPONSE, decode_message
-from tests.fakensqd.wire import Client, consumer, request
-from tests.helpers import wait_until
+from tests.kit import wait_until
+from tests.kit.wire import Client, consumer, request
 
 OK = (RESPONSE, b"OK")
 HEARTBEAT = (RESPONSE, b"_heartbeat_")

@@ -24,8 +24,8 @@ from fakensqd.faults import (
 from fakensqd.faults.control import RuleNeverActed
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, decode_message, encode_frame
-from tests.fakensqd.wire import Client, consumer
-from tests.helpers import wait_until
+from tests.kit import wait_until
+from tests.kit.wire import Client, consumer
 
 OK = (RESPONSE, b"OK")
 BEAT = (RESPONSE, b"_heartbeat_")

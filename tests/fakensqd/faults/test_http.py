@@ -5,19 +5,12 @@ import http.client
 import gevent
 import pytest
 
-from fakensqd import FakeNsqd, on
+from fakensqd import on
 from fakensqd.faults import answer, corrupt, delay, disconnect, drop, reset
 from gnsq.errors import NSQSocketError
 from gnsq.protocol import commands
-from tests.fakensqd.wire import request
-from tests.helpers import wait_until
-
-
-@pytest.fixture
-def nsqd(clock):
-    with FakeNsqd(clock=clock, record=True) as nsqd:
-        yield nsqd
-    assert nsqd.errors == []
+from tests.kit import wait_until
+from tests.kit.wire import request
 
 
 def publish(nsqd, target="/pub?topic=t", body=b"x"):

@@ -16,7 +16,7 @@ from gnsq.protocol import commands
 from tests.behaviour.test_recorded import finish, played
 from tests.fakensqd.recorded_auth import RecordedAnswers
 from tests.fakensqd.recorded_servers import LOOKUPD, TRANSCRIPTS, emulated, flags
-from tests.fakensqd.wire import Client
+from tests.kit.wire import Client
 
 
 def intercepted(faults):

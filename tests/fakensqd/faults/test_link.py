@@ -11,8 +11,8 @@ from fakensqd.faults.toxics import corrupt_bytes, latency, reset, slice_bytes, s
 from gnsq import Consumer, Producer
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.protocol.frames import RESPONSE
-from tests.fakensqd.wire import Client
-from tests.helpers import MemoryTransport, wait_until
+from tests.kit import MemoryTransport, wait_until
+from tests.kit.wire import Client
 
 OK = (RESPONSE, b"OK")
 

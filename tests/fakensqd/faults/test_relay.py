@@ -12,8 +12,8 @@ from fakensqd.faults.toxics import reset, slice_bytes, stall
 from gnsq import Consumer, NsqdHTTPClient, Producer
 from gnsq.errors import NSQSocketError
 from gnsq.protocol import commands
-from tests.fakensqd.wire import Client
-from tests.helpers import peer, refused_port, wait_until
+from tests.kit import peer, refused_port, wait_until
+from tests.kit.wire import Client
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import pytest
 
 from fakensqd import FakeLookupd, FakeNsqd
-from tests.fakensqd.wire import request
-from tests.helpers import peer, wait_until
+from tests.kit import peer, wait_until
+from tests.kit.wire import request
 
 
 @pytest.fixture

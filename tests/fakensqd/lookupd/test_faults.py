@@ -9,8 +9,8 @@ from fakensqd.effects import Send
 from fakensqd.faults import corrupt, delay, disconnect, drop, duplicate, error, expire_message, inject, reorder
 from fakensqd.lookupd.registry import Key
 from tests.fakensqd.lookupd.test_session import identify
-from tests.fakensqd.wire import Client, request
-from tests.helpers import wait_until
+from tests.kit import wait_until
+from tests.kit.wire import Client, request
 
 OK = b"OK"
 

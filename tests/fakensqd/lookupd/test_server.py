@@ -5,7 +5,7 @@ from gevent import socket
 
 from fakensqd import FakeLookupd
 from fakensqd.clock import ManualClock
-from tests.fakensqd.wire import request
+from tests.kit.wire import request
 
 
 def test_fake_lookupd_answers_tcp_and_http():

@@ -12,7 +12,7 @@ from fakensqd.nsqd.auth_client import AuthClient, query_url
 from fakensqd.options import NsqdOptions
 from fakensqd.ports import HttpPort
 from fakensqd.tls import server_context
-from tests.helpers import refused_port, wait_until
+from tests.kit import refused_port, wait_until
 
 QUESTION = AskAuth(b"s", "127.0.0.1", "", False)
 GOOD = b'{"ttl": 1, "authorizations": [{}]}'

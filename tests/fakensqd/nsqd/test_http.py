@@ -11,7 +11,7 @@ from fakensqd.nsqd.http import nsqd_application, tls_required_application
 from fakensqd.options import NsqdOptions
 from fakensqd.router import Request
 from gnsq.protocol.commands import multipublish_body
-from tests.fakensqd.wire import call, environ
+from tests.kit.wire import call, environ
 
 
 class Facts:

@@ -7,8 +7,8 @@ from gnsq import Consumer, LookupdClient, NsqdHTTPClient, Producer
 from gnsq.errors import NSQHttpError
 from gnsq.protocol import commands
 from gnsq.protocol.frames import MESSAGE, RESPONSE, decode_message
-from tests.fakensqd.wire import Client, consumer, request
-from tests.helpers import wait_until
+from tests.kit import wait_until
+from tests.kit.wire import Client, consumer, request
 
 OK = (RESPONSE, b"OK")
 

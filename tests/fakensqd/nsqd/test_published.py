@@ -9,7 +9,7 @@ from fakensqd import FakeCluster, FakeNsqd, UnknownChannel
 from fakensqd.nsqd.published import PublishedBodies
 from gnsq import NsqdHTTPClient, Producer
 from gnsq.protocol import commands, decode_message
-from tests.fakensqd.wire import Client
+from tests.kit.wire import Client
 
 
 @pytest.fixture(params=[False, True], ids=["in the hub", "on a thread"])

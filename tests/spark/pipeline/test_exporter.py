@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.exporter import FAMILIES, PipelineCollector, serving
 from gnsq.spark.pipeline.status import Counts, QueryStatus
-from tests.helpers import refused_port
+from tests.kit import refused_port
 
 COUNTERS = [each.name.removeprefix("pipeline_") + "_total" for each in FAMILIES.values() if each.kind == "counter"]
 RECORD = QueryStatus(

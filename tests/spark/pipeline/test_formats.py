@@ -14,7 +14,7 @@ from gnsq.spark.pipeline.archive import archive_schema
 from gnsq.spark.pipeline.events import plan
 from gnsq.spark.pipeline.types import EventColumn, Shape, rescued
 from tests.docs.pages import example, table
-from tests.helpers import run_program
+from tests.kit import run_program
 
 COLUMNS = "body binary, message_id string, attempts int, published_at timestamp, nsqd string, topic string"
 

@@ -32,7 +32,7 @@ from gnsq.spark.pipeline.maintenance import (
 )
 from gnsq.spark.pipeline.parquet import write
 from gnsq.spark.pipeline.status import Status
-from tests.helpers import child, run_program
+from tests.kit import child, run_program
 from tests.spark.helpers import wait_for
 from tests.spark.pipeline.jobs import job
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gnsq.spark import pipeline
-from tests.helpers import run
+from tests.kit import run
 
 SCRIPTS = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["scripts"]
 

@@ -13,7 +13,7 @@ from gnsq.spark.errors import JobFailed
 from gnsq.spark.java import find_java
 from gnsq.spark.pipeline import spark_session
 from gnsq.spark.pipeline.spark_session import open_session, session_settings
-from tests.helpers import run
+from tests.kit import run
 
 PROGRAM = """
 import sys

@@ -6,7 +6,7 @@ import requests
 
 from gnsq.contrib.health import Pages, checked, serve
 from gnsq.spark.receiver.health import parse_health_address, why_not_live, why_not_ready
-from tests.helpers import refused_port
+from tests.kit import refused_port
 from tests.spark.helpers import numbered, publish, wait_for
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.helpers import wait_for_program
+from tests.kit import wait_for_program
 from tests.spark.helpers import bodies_of, is_empty, numbered, publish
 from tests.spark.kills import drain, receiver_process, run_until_killed
 

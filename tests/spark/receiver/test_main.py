@@ -20,7 +20,7 @@ from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.program import _report
 from gnsq.spark.receiver.program import command as program
 from gnsq.spark.receiver.receiver import Receiver
-from tests.helpers import refused_port, run, run_program, wait_for_program
+from tests.kit import refused_port, run, run_program, wait_for_program
 from tests.spark.helpers import bodies_of, channel_stats, is_empty, numbered, publish, running, wait_for
 
 pytestmark = pytest.mark.subprocess

@@ -5,7 +5,7 @@ from gnsq.errors import NSQHttpError
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.source.drain import Depth
-from tests.helpers import refused_port
+from tests.kit import refused_port
 from tests.spark.helpers import channel_stats, numbered, publish, wait_for
 
 

@@ -22,7 +22,7 @@ from gnsq.spark.receiver.receiver import GC_THRESHOLD
 from gnsq.spark.source.pyspark41 import ReadAllAvailable, ReadMaxBytes
 from gnsq.spark.source.reader import SegmentsPartition
 from gnsq.spark.spool.spool import Spool
-from tests.helpers import run_program
+from tests.kit import run_program
 from tests.spark.helpers import channel_stats, columns, numbered, publish, running, unusable, wait_for
 
 # As getDefaultReadLimit() gives it by default.

@@ -10,7 +10,7 @@ from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.spool.ownership import wait_for_end
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import open_store
-from tests.helpers import child
+from tests.kit import child
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from gnsq.spark.offsets import Segment
 from gnsq.spark.spool.objectstore import PART_SIZE
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import open_store
-from tests.helpers import run
+from tests.kit import run
 from tests.spark.helpers import bodies_of, columns, is_empty, numbered, publish, wait_for
 
 pytestmark = pytest.mark.subprocess

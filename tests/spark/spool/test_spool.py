@@ -10,7 +10,7 @@ from gnsq.spark.errors import SpoolError, SpoolIncomplete
 from gnsq.spark.offsets import Segment
 from gnsq.spark.spool.segments import SCHEMA
 from gnsq.spark.spool.spool import Spool
-from tests.helpers import run_program
+from tests.kit import run_program
 from tests.spark.helpers import arrow_file, bodies_of, columns
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from gnsq.cli.group import program
 from gnsq.cli.main import command_line
-from tests.helpers import LIMIT, child, wait_until
+from tests.kit import LIMIT, child, wait_until
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tests import helpers
-from tests.helpers import child
+from tests import kit
+from tests.kit import child
 
 LIMIT = 20.0
 LISTENING = re.compile(rb".* INFO: (TCP|HTTP|HTTPS): listening on (\S+)\n")
@@ -26,7 +26,7 @@ def command(*arguments: str) -> list[str]:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program of the emulator that ends by itself."""
-    return helpers.run(*command(*arguments))
+    return kit.run(*command(*arguments))
 
 
 class Program:

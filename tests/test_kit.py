@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.helpers import LIMIT, child, run_program
+from tests.kit import LIMIT, child, run_program
 
 pytestmark = pytest.mark.subprocess
 

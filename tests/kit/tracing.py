@@ -1,0 +1,55 @@
+"""Blocks whose lines or bytecodes are traced."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+
+@contextlib.contextmanager
+def closed_by_a_signal(client: Any, line: int, *packages: str) -> Iterator[list[int]]:  # Any: a consumer or a producer
+    """Interrupt a block in so many lines by a signal that closes the client; returns the lines there were.
+
+    Args:
+        packages: Only their lines count; none: all lines.
+    """
+    lines: list[int] = []
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:  # Any: itself
+        if not frame.f_globals.get("__name__", "").startswith(packages or ""):
+            return None
+        lines.append(frame.f_lineno)
+        if len(lines) == line:
+            signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: client.close())
+    tracing = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield lines
+    finally:
+        sys.settrace(tracing)
+        signal.signal(signal.SIGUSR1, before)
+
+
+@contextlib.contextmanager
+def tracing_bytecodes(trace: Callable[..., Any]) -> Iterator[None]:  # Any: what sys.settrace() takes
+    """Call trace(frame, event, argument) for the events of a block; it must set f_trace_opcodes of the frames."""
+
+    def ask(frame: FrameType, event: str, argument: object) -> None:
+        frame.f_trace_opcodes = True
+
+    before = sys.gettrace()
+    # Python 3.12 sends no events of bytecodes until a settrace() after the first frame that has asked for them.
+    sys.settrace(ask)
+    (lambda: None)()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
