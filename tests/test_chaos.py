@@ -2,20 +2,20 @@
 
 import json
 import sys
+import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from integration.chaos.faults import Fault
-from integration.chaos.ledger import RECORD_HEADER, SAMPLES, Judge, is_torn, read
+from integration.chaos.ledger import SAMPLES, Judge, read
 from integration.chaos.workers import body_of, key_of
-from integration.chaos.world import ALL
+from integration.chaos.world import ALL, LOST_RECORDS, Node
 from tests.kit import run
 
 ROOT = Path(__file__).parents[1]
 NODES = {"n:1": "nsqd0", "n:2": "nsqd1"}
-# The size and the first bytes of a body that had no room, then those of one that was written over it.
-TORN = (body_of("cut-0")[:3] + body_of("written-0-30")[3:])[: len(body_of("cut-0"))].decode()
 
 
 @pytest.mark.slow
@@ -58,6 +58,13 @@ class Files:
             (self.folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '["A", 9')
         judge = Judge(read(self.folder), self.faults, NODES, self.in_flight, self.memory)
         return [line.partition(":")[0] for line in judge.violations()]
+
+
+LOG = """\
+[nsqd] 2026/11/30 09:55:54.803763 WARNING: DISKQUEUE(orders) metadata writePos 0 < file size of 4, skipping to new file
+[nsqd] 2026/11/30 09:55:55.805791 ERROR: DISKQUEUE(orders) negative depth at tail (-23), metadata corruption
+[nsqd] 2026/11/30 09:55:56.000000 ERROR: DISKQUEUE(orders:a) reading at 43 of f - invalid message read size (3225697)
+"""
 
 
 @pytest.fixture
@@ -113,9 +120,7 @@ def growth(files):
 
 
 def torn(files):
-    files.publish("cut-0", outcome="refused")
-    files.publish("written-0-30", outcome="unknown")
-    files.deliver("a", 3.0, TORN, "finish")
+    files.deliver("a", 3.0, body_of("k-0").decode()[:-1], "finish")
 
 
 def torn_letter(files):
@@ -202,24 +207,57 @@ def test_a_message_that_is_requeued_twice_is_one_too_many(files, answer, expecte
 
 
 @pytest.mark.parametrize(
-    ("took", "expected"), [(2.6, []), (0.1, ["connection lost without a fault"])], ids=["late", "in time"]
+    ("took", "faults", "expected"),
+    [
+        pytest.param(2.6, [], [], id="late"),
+        pytest.param(0.1, [Fault("killed", "nsqd0", 1.5, 1.9)], [], id="after a kill"),
+        pytest.param(0.1, [Fault("killed", "nsqd1", 1.5, 1.9)], ["connection lost without a fault"], id="in time"),
+    ],
 )
-def test_a_late_answer_explains_that_a_consumer_ends_a_silent_connection(files, took, expected):
+def test_a_consumer_may_end_a_silent_connection_after_refused_answers(files, took, faults, expected):
     files.deliver("a", 3.0, "k-1", "requeue", took=took)
     files.publish("k-1", outcome="unknown")
     text = "n:1: connection lost: no message for 30 s with RDY 1, after nsqd has refused 1 answer"
     files.lines["a"].append(["C", 40.0, "n:1", text])
+    files.faults = faults
 
     assert files.violations() == expected
 
 
-def test_a_kill_loses_nothing_that_is_on_the_disk_and_was_not_sent(files):
+@pytest.mark.parametrize(
+    ("kind", "ended", "expected"),
+    [
+        pytest.param("orders:b", 3.5, [], id="of the channel"),
+        pytest.param("orders", 3.5, [], id="of the topic"),
+        pytest.param("orders:a", 3.5, ["confirmed and lost"], id="of another channel"),
+        pytest.param("orders:b", 0.5, ["confirmed and lost"], id="before the publish"),
+    ],
+)
+def test_lost_records_of_a_disk_queue_explain(files, kind, ended, expected):
+    lost(files)
+    files.faults = [Fault(f"{LOST_RECORDS}{kind}", "nsqd0", ended, ended)]
+
+    assert files.violations() == expected
+
+
+def test_lost_records_are_read_from_the_log_of_nsqd(tmp_path):
+    (tmp_path / "log").write_text(LOG)
+    node = Node("nsqd0", None, None, None, 0, tmp_path / "log")
+    now = time.monotonic() - time.time()
+
+    assert [(kind, round(at - now)) for kind, at in node.lost_records()] == [
+        ("has lost records of orders:a", round(datetime(2026, 11, 30, 9, 55, 56).timestamp()))
+    ]
+
+
+@pytest.mark.parametrize(("began", "expected"), [(5.0, ["confirmed and lost"]), (3.0, [])], ids=["synced", "not yet"])
+def test_a_kill_loses_nothing_that_is_on_the_disk_and_was_not_sent(files, began, expected):
     lost(files)
     files.lines["b"] = [line for line in files.lines["b"] if line[2] != "l-0"]
     files.memory["nsqd0"] = 0
-    files.faults = [Fault("killed", "nsqd0", 3.5, 4.0)]
+    files.faults = [Fault("killed", "nsqd0", began, began + 0.5)]
 
-    assert files.violations() == ["confirmed and lost"]
+    assert files.violations() == expected
 
 
 def test_a_kill_brings_nothing_again_that_was_only_in_memory(files):
@@ -241,55 +279,19 @@ def test_a_full_disk_explains(files, make):
     assert files.violations() == []
 
 
+@pytest.mark.parametrize("make", [torn, torn_letter], ids=lambda each: each.__name__)
 @pytest.mark.parametrize(
     "fault",
     [
         pytest.param(Fault("has a full disk", "nsqd1", 0.5, 1.5), id="of another nsqd"),
-        pytest.param(Fault("has a full disk", "nsqd0", 4.0, 4.5), id="later"),
         pytest.param(Fault("killed", "nsqd0", 0.5, 1.5), id="a kill"),
     ],
 )
-def test_no_other_fault_explains_a_torn_body(files, fault):
-    torn(files)
+def test_no_other_fault_explains_torn_bytes(files, make, fault):
+    make(files)
     files.faults = [fault]
 
     assert files.violations() == ["refused or not sent, and handled"]
-
-
-def test_a_full_disk_explains_no_other_bytes(files):
-    files.deliver("a", 3.0, body_of("k-0").decode()[:-1], "finish")
-    files.faults = [FULL]
-
-    assert files.violations() == ["refused or not sent, and handled"]
-
-
-def test_a_dead_letter_of_bytes_that_no_handler_got_is_seen(files):
-    files.lines["b"].append(["L", 3.0, TORN, "a", "n:1"])
-    files.faults = [FULL]
-
-    assert files.violations() == ["refused or not sent, and handled"]
-
-
-HEADER = b"h" * RECORD_HEADER
-
-
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        pytest.param(b"bbbbbb", True, id="only the size was in the buffer"),
-        pytest.param(b"aabbbb", True, id="a part of the body, too"),
-        pytest.param(b"bbbbaa", False, id="the end of the first"),
-        pytest.param(b"aabbb", False, id="another size"),
-        pytest.param(b"aacccc", False, id="what was not written"),
-        pytest.param(b"aabbbb" + b"bb" + HEADER + b"dddd", True, id="a shorter record and the next one"),
-        pytest.param(b"aabbbb" + b"bb" + HEADER + b"cccc", False, id="a shorter record and what was not written"),
-        pytest.param(b"aabbbb" + b"bb" + b"hhhh", True, id="a shorter record and a part of the next header"),
-    ],
-)
-def test_torn_bodies_are_known(body, expected):
-    cut = b"aaaaaa" if len(body) <= 6 else b"a" * len(body)
-
-    assert is_torn(body, [cut], [b"bbbbbbbb", b"dddddd"]) is expected
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,9 @@ class Run:
             gevent.killall(jobs)
             self.disturber.faults += [Fault("did not run", *each) for each in world.slow]
             self._stop([worker for worker in world.workers.values() if worker.process is not None])
+            self.disturber.faults += [
+                Fault(kind, node.name, at, at) for node in world.nodes for kind, at in node.lost_records()
+            ]
             self.nodes = {node.relay.address: node.name for node in world.nodes}
             self._check_ends()
 

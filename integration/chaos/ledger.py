@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from integration.chaos.faults import Fault
-from integration.chaos.workers import body_of
-from integration.chaos.world import ALL, CHANNELS, MSG_TIMEOUT
+from integration.chaos.world import ALL, CHANNELS, LOST_RECORDS, MSG_TIMEOUT, TOPIC
 
 # Seconds. What a fault has done to connections is over so long after it.
 AFTERMATH = 1.0
@@ -26,10 +25,12 @@ FIN_TIME = 1.5
 DEFERRED = 1.0
 # After this time no message may be in flight any more that came before max_in_flight was lowered.
 LOWERED = 5.0
-# So long after a full disk nsqd may still lose what it writes: see is_torn().
+# So long after a full disk nsqd may still lose what it writes. Of a record without room it writes a part, and the next
+# record in the same place: it may read bytes that nobody has published. Source: go-diskqueue, writeOne().
 TORN = 10.0
-# Bytes before the body in a record of nsqd's disk queue: size, time, attempts, id. Source: nsqd message.go, WriteTo().
-RECORD_HEADER = 4 + 8 + 2 + 16
+# nsqd writes where its disk queues end every two seconds (--sync-timeout), also while it does not answer. What it wrote
+# after that before a kill may be written over.
+SYNCED = 2.5
 # A lost connection is noticed so long after its fault: by heartbeats, or by a response that is missing.
 NOTICED = 6.0
 # Faults after which nsqd does not know yet that a message was finished, or that a connection is no longer used.
@@ -131,37 +132,6 @@ def _read_line(life: Life, deliveries: dict[Any, Delivery], kind: str, time: flo
         life.has_ended = True
     else:
         life.bugs.append(f"at {time:.2f}: {values[0]}")
-
-
-def is_torn(body: bytes, cut: Iterable[bytes], written: Sequence[bytes]) -> bool:
-    """Return True if nsqd may have read these bytes as a body, after a record had no room on its disk.
-
-    nsqd writes a part of that record, and the next record in the same place. If its reader has the part in its buffer
-    already, it reads the size and the beginning of the first record, and after the part what was written over it.
-    Source: go-diskqueue, writeOne() and the bufio.Reader of readOne().
-
-    Args:
-        cut: Bodies that may have had no room.
-        written: Bodies that nsqd may have written.
-    """
-    parts = (_shared(body, each) for each in cut if len(each) == len(body))
-    part = max(parts, default=None)
-    return part is not None and any(_is_written(body, part, 0, each, written) for each in written)
-
-
-def _shared(one: bytes, other: bytes) -> int:
-    """Return how many first bytes are the same."""
-    pairs = enumerate(zip(one, other, strict=True))
-    return next((index for index, (first, second) in pairs if first != second), len(one))
-
-
-def _is_written(body: bytes, part: int, start: int, record: bytes, written: Sequence[bytes]) -> bool:
-    """Return True if, after its first part, body is what a file has with this record's body at start, and more."""
-    end = start + len(record)
-    if body[max(part, start) : end] != record[max(part - start, 0) : len(body) - start]:
-        return False
-    following = end + RECORD_HEADER
-    return following >= len(body) or any(_is_written(body, part, following, each, written) for each in written)
 
 
 class Judge:
@@ -273,11 +243,13 @@ class Judge:
         only what is in flight, at a handler or on its way, and what was deferred. Source: nsqd topic.go, put().
         """
         _, began, due = self._published[key]
+        if fault.kind.startswith(LOST_RECORDS):
+            return fault.ended >= began and fault.kind.removeprefix(LOST_RECORDS) in (TOPIC, f"{TOPIC}:{channel}")
         if fault.kind == "has a full disk":
             return fault.ended + TORN >= began
         if not fault.loses or fault.ended < began:
             return False
-        if self._memory[fault.target] or due:
+        if self._memory[fault.target] or due or began >= fault.began - SYNCED:
             return True
         consumers = {life.name for life in self.lives if life.settings.get("channel") == channel}
         was_delivered = any(each.worker.settings["channel"] == channel for each in self._by_key[key])
@@ -291,7 +263,7 @@ class Judge:
         for each in self._deliveries:
             _, _, outcome, _, text = self._outcomes.get(each.key, (None, 0.0, "", [], ""))
             if each.key not in self._published:
-                if self._is_torn(each):
+                if self._full_disks(each.nsqd, each.received):
                     self.notes["torn by a full disk"] += 1
                 else:
                     yield f"{each.key[:80]!r} was not published: {each}"
@@ -299,7 +271,7 @@ class Judge:
                 yield f"{each.key}, {outcome} ({text}): {each}"
         for life in self.lives:
             for channel, key, nsqd in life.letters:
-                # The body of a letter was delivered, and is judged above. The text of a torn letter is not known.
+                # The body of a letter was delivered, and is judged above.
                 is_known = key in self._by_key if channel else bool(self._full_disks(nsqd, math.inf))
                 if not is_known:
                     yield f"dead letter of {key[:80]!r}, which was not published, by {self.nodes[nsqd]}"
@@ -307,19 +279,6 @@ class Judge:
     def _full_disks(self, nsqd: str, until: float) -> list[Fault]:
         name, kind = self.nodes[nsqd], "has a full disk"
         return [each for each in self.faults if (each.target, each.kind) == (name, kind) and each.began <= until]
-
-    def _is_torn(self, delivery: Delivery) -> bool:
-        """Return True if nsqd may have torn this body: it was read after its disk was full; see is_torn()."""
-        ended = [fault.ended for fault in self._full_disks(delivery.nsqd, delivery.received)]
-        if not ended:
-            return False
-        began = {
-            body_of(key): time
-            for key, (_, time, _) in self._published.items()
-            if delivery.nsqd in self._outcomes.get(key, (None, 0.0, "", [delivery.nsqd], ""))[3]
-        }
-        cut = (body for body, time in began.items() if time <= max(ended))
-        return is_torn(delivery.key.encode("latin-1"), cut, [*began])
 
     def _doubles(self) -> Iterator[str]:
         ids = defaultdict(set)
@@ -439,10 +398,14 @@ class Judge:
         for life in self.lives:
             for time, nsqd, text in life.lost:
                 names = {self.nodes[nsqd], life.name, "auth"}
-                # gnsq itself ends a connection that is silent after its nsqd has refused answers, since they were late.
-                is_own = "after nsqd has refused" in text and any(
-                    each.nsqd == nsqd and each.answered - each.received > MSG_TIMEOUT - SLACK
-                    for each in life.deliveries
+                # gnsq itself ends a connection that is silent after its nsqd has refused answers: they were late, or a
+                # killed nsqd has read their messages twice, and counts one of the two as in flight.
+                is_own = "after nsqd has refused" in text and (
+                    any(
+                        each.nsqd == nsqd and each.answered - each.received > MSG_TIMEOUT - SLACK
+                        for each in life.deliveries
+                    )
+                    or any(each.loses and each.target == self.nodes[nsqd] and each.began < time for each in self.faults)
                 )
                 if "connection lost:" in text and not is_own and not self._is_disturbed(names, time - NOTICED, time):
                     yield f"{life.name} at {time:.2f}: {self.nodes[nsqd]}, {text}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,10 @@ MSG_TIMEOUT, AUTH_TTL, START_LIMIT, STOP_LIMIT, SLOW = 2.0, 2, 120.0, 30.0, 0.3
 DISK_BYTES = 128 << 20
 # An nsqd that may hold so many messages of a channel in memory writes none to its disk while it runs.
 ALL = 10_000
+# A fault of nsqd's own, that its log tells of, followed by the name of the disk queue: it was killed twice, has written
+# over a file, and meets bytes there that are no record. Source: go-diskqueue, readOne() and checkTailCorruption().
+LOST_RECORDS = "has lost records of "
+_LOST = re.compile(r"\[nsqd\] (\S+ \S+) ERROR: DISKQUEUE\((\S+)\) .*(?:data loss|invalid message read size)")
 # How handlers answer: methods of workers.Handlers.
 WAYS = ("returning", "finish_all", "threads", "batches", "messages", "touching", "late", "giving_up")
 
@@ -104,7 +110,15 @@ class Node:
     relay: Relay
     http: NsqdHTTPClient
     memory: int
+    log: Path
     disk: Path | None = None
+
+    def lost_records(self) -> Iterator[tuple[str, float]]:
+        """Return what the log says of disk queues that have lost records: the kind of fault, and the monotonic time."""
+        to_monotonic = time.monotonic() - time.time()
+        for at, queue in _LOST.findall(self.log.read_text(errors="replace")):
+            began = datetime.strptime(at, "%Y/%m/%d %H:%M:%S.%f").timestamp()
+            yield LOST_RECORDS + queue, began + to_monotonic
 
     def make_channels(self) -> None:
         for topic, channels in ((TOPIC, CHANNELS), (DEAD_TOPIC, (DEAD_CHANNEL,))):
@@ -207,7 +221,7 @@ class World:
         daemon.tcp_address = tcp
         self._started(daemon)
         http = NsqdHTTPClient.from_url(daemon.http_address, timeout=2)
-        self.nodes.append(Node(name, daemon, relay, http, memory, disk))
+        self.nodes.append(Node(name, daemon, relay, http, memory, self.folder / f"{name}.log", disk))
         self.nodes[-1].make_channels()
 
     def _mount(self, folder: Path) -> Path | None:
