@@ -15,13 +15,13 @@ Parts, all with bodies of 200 bytes where no other size is said; ``make bench ON
 - publish: each message waits for its OK; the setting is how many wait at once. Ours is measured with batches, too:
   "batches" with as many greenlets, "async" with as many results of publish_async().
 - latency: percentiles; the handler's clock is the publisher's.
-- layers: what TLS, snappy and deflate cost our consumer; see layers.py.
+- layers: what TLS, snappy and deflate cost our consumer.
 - curves: connections, publishing greenlets, sizes of bodies and consumer processes; see curves.py.
-- fakensqd: what the emulator does in one process, and from the command line beside nsqd; see emulator.py.
+- fakensqd: messages through the emulator in one process; see emulator.py.
 - spark: the data source, the batch writer and the receiver; see spark.py.
 - pipeline: gnsq-pipeline beside plain Spark; see pipeline.py.
 
-At the end the folder bench/ has results.md (tables), results.json (each value, machine, versions, commit) and plots.
+At the end the folder bench/ has results.md, with tables, machine, versions and commit, and plots.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PARTS: dict[str, Callable[[Results, Nsqd, str], None]] = {
     "latency": lambda results, server, ca: compare.compare(results, server, "latency", compare.LATENCY),
     "layers": layers.measure,
     "curves": lambda results, server, ca: curves.measure(results, server),
-    "fakensqd": lambda results, server, ca: emulator.measure(results, server),
+    "fakensqd": lambda results, server, ca: emulator.measure(results),
     "spark": lambda results, server, ca: spark.measure(results, server),
     "pipeline": lambda results, server, ca: pipeline.measure(results, server),
 }

@@ -177,11 +177,11 @@ def _gnsq_consume(
     count: int,
     in_flight: int,
     work: Callable[[Clock, typing.Any], object],
-    **options: int,
 ) -> Clock:
     import gnsq
 
     clock = Clock(count)
+    options = json.loads(os.environ.get("BENCH_OPTIONS", "{}"))
 
     def handle(consumer: gnsq.Consumer, message: gnsq.Message) -> None:
         work(clock, message)

@@ -17,7 +17,7 @@ from typing import Any
 
 from integration.bench.clients import NOT_INSTALLED, OWN, WORKLOADS
 from integration.bench.figures import CPU, PERCENTILES, RATE, Figure, Results
-from integration.bench.servers import Nsqd, echo, steadily
+from integration.bench.servers import BODY, Nsqd, echo, steadily
 
 LIMIT = 120.0
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
@@ -141,17 +141,23 @@ def _rounds(
 
 
 def once(
-    nsqd: Nsqd, task: Task, command: list[str], count: int, echo_address: str, size: int = 200
+    nsqd: Nsqd,
+    task: Task,
+    command: list[str],
+    count: int,
+    echo_address: str,
+    body: Callable[[int], bytes] = lambda number: BODY,
+    **environment: str,
 ) -> dict[str, Any] | None:
-    """Let one client do a task once, with a topic of its own and bodies of a size."""
-    environment = {"BENCH_ECHO": echo_address, "BENCH_BODY": str(size)}
+    """Let one client do a task once, with a topic of its own and bodies that a function makes."""
+    environment |= {"BENCH_ECHO": echo_address, "BENCH_BODY": str(len(body(0)))}
     with nsqd.topic() as topic:
         publishing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if task.workload == "delivery":
             publishing = publishing_with_time(nsqd.tcp, topic, DELIVERY_RATE)
         elif task.workload not in ("publish", "latency"):
             # More than are counted, else nsqd's output buffer of 250 ms measures the tail.
-            nsqd.fill(topic, count + count * 15 // 100 + task.setting, lambda number: b"x" * size)
+            nsqd.fill(topic, count + count * 15 // 100 + task.setting, body)
         with publishing:
             return measure(command, task.workload, nsqd.tcp, topic, count, task.setting, **environment)
 

@@ -1,14 +1,12 @@
-"""Write what was measured: results.md, results.json and, with matplotlib (extra "bench"), plots."""
+"""Write what was measured: results.md and, with matplotlib (extra "bench"), plots."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import subprocess
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -63,17 +61,14 @@ def write(results: Results, machine: dict[str, Any], folder: Path) -> str:
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.png"):
         old.unlink()
-    figures = [asdict(figure) | {"median": figure.median} for figure in results.figures]
-    text = json.dumps({"machine": machine, "figures": figures}, indent=1)
-    (folder / "results.json").write_text(text + "\n", encoding="utf-8")
     tables = markdown(results, machine)
     (folder / "results.md").write_text(tables, encoding="utf-8")
     print(tables)
     try:
         drawn = plots(results, folder)
     except ImportError:
-        return f"{folder}/: results.md and results.json; no plots, since matplotlib is not installed (extra bench)"
-    return f"{folder}/: results.md, results.json{''.join(f', {name}' for name in drawn)}"
+        return f"{folder}/: results.md; no plots, since matplotlib is not installed (extra bench)"
+    return f"{folder}/: results.md{''.join(f', {name}' for name in drawn)}"
 
 
 # --- tables

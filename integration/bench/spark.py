@@ -4,9 +4,7 @@
   to the end of the query. Synthetic: a source that yields record batches of such rows from memory to the same sink; the
   ceiling for any Python source. They take turns after one round to warm up; the median counts.
 - Micro-batch: one row at a time, what Spark says a trigger took.
-- Latency: 10 messages a second; from nsqd's time stamp until foreachBatch has the row.
 - Memory: of a receiver that is a process of its own, while it receives all messages.
-- Batch writer: DataFrame to nsqd.
 
 Every count is checked. The environment shortens it: BENCH_SPARK_COUNT (messages, 1,000,000) and BENCH_SPARK_ROUNDS (3).
 """
@@ -15,7 +13,6 @@ from __future__ import annotations
 
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -58,7 +55,6 @@ ROW = {
 SYNTHETIC_BATCH = 10_000
 TASKS = 2
 MICRO_BATCHES = 20
-LATENCY_RATE, LATENCY_SECONDS = 10, 20
 LIMIT = 180.0
 
 
@@ -176,17 +172,6 @@ def measure_throughput(bench: Bench) -> None:
         bench.add("to Parquet", "NSQ", RATE, "rows/s", from_nsq(bench, COUNT))
 
 
-def measure_batch_writer(bench: Bench) -> None:
-    for _ in range(ROUNDS):
-        with bench.nsqd.topic() as topic:
-            rows = bench.spark.range(COUNT).selectExpr("repeat('x', 200) AS body")
-            started = time.perf_counter()
-            rows.write.format("nsq").options(topic=topic, nsqdTcpAddresses=bench.nsqd.tcp).mode("append").save()
-            bench.add("to NSQ", "batch writer", RATE, "rows/s", COUNT / (time.perf_counter() - started))
-            waiting = bench.waiting(topic)
-            assert waiting == COUNT, f"{waiting} messages of {COUNT}"
-
-
 # --- time
 
 
@@ -208,34 +193,6 @@ def measure_micro_batch(bench: Bench) -> None:
 
 def _of_rows(query: Any) -> list[Any]:
     return [progress for progress in query.recentProgress if progress["numInputRows"]]
-
-
-def measure_latency(bench: Bench) -> None:
-    seen: list[float] = []
-
-    def note(rows: Any, batch_id: int) -> None:
-        published = rows.selectExpr("unix_micros(published_at) / 1e6 AS at").collect()
-        now = time.time()
-        seen.extend(now - row["at"] for row in published)
-
-    count = LATENCY_RATE * LATENCY_SECONDS
-    with bench.nsqd.topic() as topic:
-        checkpoint = str(bench.new_folder())
-        query = bench.source(topic).writeStream.foreachBatch(note).option("checkpointLocation", checkpoint).start()
-        with Producer(bench.nsqd.tcp, threaded=True) as producer:
-            producer.publish(topic, BODY)
-            until(lambda: seen)
-            seen.clear()  # the first batch is slow
-            for _ in range(count):
-                producer.publish(topic, BODY)
-                time.sleep(1 / LATENCY_RATE)
-        until(lambda: len(seen) >= count)
-        query.stop()
-    assert len(seen) == count, f"{len(seen)} rows of {count}"
-    hundredths = statistics.quantiles(seen, n=100)
-    for percentile in (50, 90, 99):
-        setting = f"from publish to foreachBatch, {LATENCY_RATE} messages a second"
-        bench.add(setting, "NSQ", str(percentile), "us", hundredths[percentile - 1] * 1e6)
 
 
 # --- memory
@@ -290,7 +247,5 @@ def _measure(results: Results, nsqd: Nsqd, folder: Path) -> None:
         spark.dataSource.register(Synthetic)
         bench = Bench(spark, nsqd, folder, results)
         measure_throughput(bench)
-        measure_batch_writer(bench)
         measure_micro_batch(bench)
-        measure_latency(bench)
         measure_memory(bench)
