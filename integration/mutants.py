@@ -87,11 +87,11 @@ def faults_of(path: str, text: str) -> Iterator[Fault]:
             yield fault(node, "and for or", f"({other.join(f'({ast.unparse(each)})' for each in node.values)})")
 
 
-def chosen(count: int, seed: int) -> list[Fault]:
+def chosen(count: int, seed: int, folders: tuple[str, ...] = ("gnsq", "fakensqd")) -> list[Fault]:
     """Choose faults of all modules, as many of each kind."""
     ranked: dict[str, dict[bytes, Fault]] = {}
-    for package in ("gnsq", "fakensqd"):
-        for path in sorted((ROOT / package).rglob("*.py")):
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
             for fault in faults_of(str(path.relative_to(ROOT)), path.read_text()):
                 ranked.setdefault(fault.kind, {}).setdefault(fault.rank(seed), fault)
     share = -(-count // len(ranked))
