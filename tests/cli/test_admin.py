@@ -3,17 +3,15 @@
 import os
 import pty
 import re
-import select
 import signal
-import sys
 
 import pytest
 
 from fakensqd import on
-from fakensqd.faults import answer
+from fakensqd.faults import answer as answer_with
 from gnsq import LookupdClient, NsqdHTTPClient
-from tests.kit import child, refused_port, wait_until
-from tests.kit.commands import servers_of
+from tests.kit import refused_port, wait_until
+from tests.kit.commands import invoke, servers_of, started
 
 
 @pytest.fixture
@@ -52,17 +50,17 @@ def short(nsqd):
 # --- create
 
 
-def test_topic_is_created_on_all_nsqds_that_nsqlookupd_names(cluster, gnsq):
-    result = gnsq("topic", "create", "new", *lookupd(cluster))
+def test_topic_is_created_on_all_nsqds_that_nsqlookupd_names(cluster):
+    result = invoke("topic", "create", "new", *lookupd(cluster))
 
     assert (result.exit_code, result.stdout) == (0, "")
     assert [topics(nsqd) for nsqd in cluster.nsqds] == [["clicks", "new", "orders"], ["clicks", "new"]]
     assert re.fullmatch(r"topic new created at 127.0.0.1:\d+, 127.0.0.1:\d+\n", result.stderr)
 
 
-def test_channel_is_created_on_the_nsqds_that_have_the_topic_and_at_nsqlookupd(cluster, gnsq):
-    result = gnsq("channel", "create", "clicks", "billing", *lookupd(cluster))
-    gnsq("channel", "create", "orders", "billing", *lookupd(cluster))
+def test_channel_is_created_on_the_nsqds_that_have_the_topic_and_at_nsqlookupd(cluster):
+    result = invoke("channel", "create", "clicks", "billing", *lookupd(cluster))
+    invoke("channel", "create", "orders", "billing", *lookupd(cluster))
 
     assert result.exit_code == 0
     assert [channels(nsqd, "clicks") for nsqd in cluster.nsqds] == [["billing"], ["billing"]]
@@ -70,18 +68,11 @@ def test_channel_is_created_on_the_nsqds_that_have_the_topic_and_at_nsqlookupd(c
     assert registry(cluster).channels("clicks")["channels"] == ["billing"]
 
 
-def test_channel_of_a_topic_that_no_nsqd_has_is_an_error(cluster, gnsq):
-    result = gnsq("channel", "create", "new", "billing", *lookupd(cluster))
-
-    assert result.exit_code == 1
-    assert result.stderr == "Error: no nsqd has a topic new: create it first, with gnsq topic create new\n"
-
-
 # --- delete and empty
 
 
-def test_deleted_topic_is_said_with_its_depth_and_removed_everywhere(cluster, gnsq):
-    result = gnsq("topic", "delete", "orders", "--yes", *lookupd(cluster))
+def test_deleted_topic_is_said_with_its_depth_and_removed_everywhere(cluster):
+    result = invoke("topic", "delete", "orders", "--yes", *lookupd(cluster))
 
     assert result.exit_code == 0
     first, *_ = map(short, cluster.nsqds)
@@ -93,27 +84,18 @@ def test_deleted_topic_is_said_with_its_depth_and_removed_everywhere(cluster, gn
     ]
     assert [topics(nsqd) for nsqd in cluster.nsqds] == [["clicks"], ["clicks"]]
     assert registry(cluster).topics()["topics"] == ["clicks"]
-
-
-def test_topic_is_removed_from_nsqlookupd_before_it_is_deleted_at_nsqd(cluster, gnsq):
-    # If a producer creates it again at once, its new registration stays.
-    gnsq("topic", "delete", "orders", "--yes", *lookupd(cluster))
-
-    (at_lookupd,) = requests(cluster.lookupds[0], "POST /topic/delete")
-    (at_nsqd,) = requests(cluster.nsqds[0], "POST /topic/delete")
+    # First at nsqlookupd: if a producer creates the topic again at once, its new registration stays.
+    servers = (cluster.lookupds[0], cluster.nsqds[0])
+    (at_lookupd,), (at_nsqd,) = (server.transcript.select("http", name="POST /topic/delete") for server in servers)
     assert at_lookupd.time < at_nsqd.time
 
 
-def requests(server, name):
-    return [entry for entry in server.transcript if (entry.kind, entry.name) == ("http", name)]
-
-
-def test_topic_that_only_nsqlookupd_knows_is_listed_and_deleted(cluster, gnsq):
+def test_topic_that_only_nsqlookupd_knows_is_listed_and_deleted(cluster):
     registry(cluster).create_topic("old")
-    listed = gnsq("topic", "list", *lookupd(cluster))
+    listed = invoke("topic", "list", *lookupd(cluster))
 
-    deleted = gnsq("topic", "delete", "old", "--yes", *lookupd(cluster))
-    again = gnsq("topic", "delete", "old", "--yes", *lookupd(cluster))
+    deleted = invoke("topic", "delete", "old", "--yes", *lookupd(cluster))
+    again = invoke("topic", "delete", "old", "--yes", *lookupd(cluster))
 
     assert (listed.exit_code, listed.stdout) == (0, "clicks\nold\norders\n")
     assert deleted.exit_code == 0
@@ -122,38 +104,28 @@ def test_topic_that_only_nsqlookupd_knows_is_listed_and_deleted(cluster, gnsq):
     assert (again.exit_code, again.stderr) == (1, "Error: no nsqd has a topic old\n")
 
 
-def test_deleted_channel_is_removed_everywhere_and_the_topic_stays(cluster, gnsq):
-    result = gnsq("channel", "delete", "orders", "archive", "--yes", *lookupd(cluster))
+def test_deleted_channel_is_removed_everywhere_and_the_topic_stays(cluster):
+    result = invoke("channel", "delete", "orders", "archive", "--yes", *lookupd(cluster))
 
     assert result.exit_code == 0
     assert "channel archive of topic orders on 1 nsqd: depth 3\n" in result.stderr
     assert channels(cluster.nsqds[0], "orders") == []
-    assert gnsq("channel", "list", "orders", *lookupd(cluster)).stdout == ""
+    assert invoke("channel", "list", "orders", *lookupd(cluster)).stdout == ""
 
 
-def test_channels_are_listed(cluster, gnsq):
-    result = gnsq("channel", "list", "orders", *lookupd(cluster))
+def test_channels_are_listed(cluster):
+    result = invoke("channel", "list", "orders", *lookupd(cluster))
 
     assert (result.exit_code, result.stdout, result.stderr) == (0, "archive\n", "")
 
 
-def test_channels_of_a_topic_that_does_not_exist_are_an_error(cluster, gnsq):
-    result = gnsq("channel", "list", "nothing", *lookupd(cluster))
-
-    assert (result.exit_code, result.stdout, result.stderr) == (
-        1,
-        "",
-        "Error: no nsqd has a topic nothing; gnsq topic list shows all\n",
-    )
-
-
-def test_emptied_channel_says_also_what_was_in_flight(fakensqd, gnsq, consume):
+def test_emptied_channel_says_also_what_was_in_flight(fakensqd, consume):
     fakensqd.publish("t", b"1", b"2", b"3")
     NsqdHTTPClient.from_url(fakensqd.http_address).create_channel("t", "c")
     consume(lambda consumer, message: message.enable_async(), max_in_flight=1, close_timeout=0.1)
     wait_until(lambda: fakensqd.transcript.delivered("t"))
 
-    result = gnsq("channel", "empty", "t", "c", "--yes", *servers_of(fakensqd))
+    result = invoke("channel", "empty", "t", "c", "--yes", *servers_of(fakensqd))
 
     assert result.exit_code == 0
     assert "channel c of topic t on 1 nsqd: depth 2, 1 in flight\n" in result.stderr
@@ -161,11 +133,11 @@ def test_emptied_channel_says_also_what_was_in_flight(fakensqd, gnsq, consume):
     assert fakensqd.depth("t", "c") == 0
 
 
-def test_emptied_topic_leaves_the_messages_of_its_channels(cluster, gnsq):
+def test_emptied_topic_leaves_the_messages_of_its_channels(cluster):
     cluster.nsqds[0].publish("clicks", b"1")
 
-    result = gnsq("topic", "empty", "clicks", "--yes", *lookupd(cluster))
-    gnsq("topic", "empty", "orders", "--yes", *lookupd(cluster))
+    result = invoke("topic", "empty", "clicks", "--yes", *lookupd(cluster))
+    invoke("topic", "empty", "orders", "--yes", *lookupd(cluster))
 
     assert "topic clicks on 2 nsqds: depth 1\n" in result.stderr
     assert cluster.nsqds[0].depth("clicks") == 0
@@ -175,8 +147,8 @@ def test_emptied_topic_leaves_the_messages_of_its_channels(cluster, gnsq):
 @pytest.mark.parametrize(
     "words", [["topic", "delete", "orders"], ["channel", "empty", "orders", "archive"]], ids=" ".join
 )
-def test_what_destroys_needs_yes_without_a_terminal(cluster, gnsq, words):
-    result = gnsq(*words, *lookupd(cluster))
+def test_what_destroys_needs_yes_without_a_terminal(cluster, words):
+    result = invoke(*words, *lookupd(cluster))
 
     assert result.exit_code == 2
     assert "this deletes messages: give --yes, or run it on a terminal, where it asks" in result.stderr
@@ -187,13 +159,13 @@ def test_what_destroys_needs_yes_without_a_terminal(cluster, gnsq, words):
 
 
 @pytest.mark.parametrize("words", [["topic", "{}", "orders"], ["channel", "{}", "orders", "archive"]], ids=" ".join)
-def test_pause_and_unpause(cluster, gnsq, words):
+def test_pause_and_unpause(cluster, words):
     topic = cluster.nsqds[0].broker.topics["orders"]
     paused = topic if words[0] == "topic" else topic.channels["archive"]
-    first = gnsq(*(word.format("pause") for word in words), *lookupd(cluster))
+    first = invoke(*(word.format("pause") for word in words), *lookupd(cluster))
     was_paused = paused.paused
 
-    second = gnsq(*(word.format("unpause") for word in words), *lookupd(cluster))
+    second = invoke(*(word.format("unpause") for word in words), *lookupd(cluster))
 
     assert (first.exit_code, second.exit_code) == (0, 0)
     assert (was_paused, paused.paused) == (True, False)
@@ -203,22 +175,22 @@ def test_pause_and_unpause(cluster, gnsq, words):
 # --- failures
 
 
-def test_nsqd_that_fails_is_named_and_the_command_can_be_repeated(cluster, gnsq):
+def test_nsqd_that_fails_is_named_and_the_command_can_be_repeated(cluster):
     first, second = map(short, cluster.nsqds)
     words = "topic", "delete", "clicks", "--yes", *lookupd(cluster)
-    with cluster.nsqds[1].add(on.http("/topic/delete"), answer(500, b'{"message": "INTERNAL_ERROR"}')):
-        result = gnsq(*words)
+    with cluster.nsqds[1].add(on.http("/topic/delete"), answer_with(500, b'{"message": "INTERNAL_ERROR"}')):
+        result = invoke(*words)
 
     assert result.exit_code == 1
     assert f"topic clicks deleted at {first}\n" in result.stderr
     assert f"Error: not deleted at nsqd {second}: http error <500> INTERNAL_ERROR\n" in result.stderr
-    assert gnsq(*words).exit_code == 0
+    assert invoke(*words).exit_code == 0
     assert topics(cluster.nsqds[1]) == []
 
 
-def test_nsqlookupd_keeps_a_topic_while_an_nsqd_does_not_answer(cluster, gnsq):
-    with cluster.nsqds[1].add(on.http("/stats"), answer(500, b"")):
-        result = gnsq("topic", "delete", "orders", "--yes", *lookupd(cluster))
+def test_nsqlookupd_keeps_a_topic_while_an_nsqd_does_not_answer(cluster):
+    with cluster.nsqds[1].add(on.http("/stats"), answer_with(500, b"")):
+        result = invoke("topic", "delete", "orders", "--yes", *lookupd(cluster))
 
     assert result.exit_code == 1
     assert f"Error: not deleted at nsqd {short(cluster.nsqds[1])}: " in result.stderr
@@ -226,10 +198,10 @@ def test_nsqlookupd_keeps_a_topic_while_an_nsqd_does_not_answer(cluster, gnsq):
     assert topics(cluster.nsqds[0]) == ["clicks"]
 
 
-def test_nsqlookupd_that_does_not_answer_is_an_error_that_hides_its_secret(cluster, gnsq):
+def test_nsqlookupd_that_does_not_answer_is_an_error_that_hides_its_secret(cluster):
     url = f"http://user:s3cret@127.0.0.1:{refused_port()}"
 
-    result = gnsq("topic", "pause", "orders", *lookupd(cluster), "--lookupd", url)
+    result = invoke("topic", "pause", "orders", *lookupd(cluster), "--lookupd", url)
 
     assert result.exit_code == 1
     assert f"topic orders paused at {short(cluster.nsqds[0])}\n" in result.stderr
@@ -238,40 +210,52 @@ def test_nsqlookupd_that_does_not_answer_is_an_error_that_hides_its_secret(clust
     assert "s3cret" not in result.stderr
 
 
-def test_nsqlookupd_that_keeps_its_registration_is_an_error(cluster, gnsq):
-    with cluster.lookupds[0].add(on.http("/topic/delete"), answer(500, b'{"message": "INTERNAL_ERROR"}')):
-        result = gnsq("topic", "delete", "orders", "--yes", *lookupd(cluster))
+def test_nsqlookupd_that_keeps_its_registration_is_an_error(cluster):
+    with cluster.lookupds[0].add(on.http("/topic/delete"), answer_with(500, b'{"message": "INTERNAL_ERROR"}')):
+        result = invoke("topic", "delete", "orders", "--yes", *lookupd(cluster))
 
     assert result.exit_code == 1
     assert f"topic orders deleted at {short(cluster.nsqds[0])}\n" in result.stderr
     assert re.search(
         r"Error: not deleted at nsqlookupd 127.0.0.1:\d+: http error <500> INTERNAL_ERROR\n", result.stderr
     )
-    assert gnsq("topic", "delete", "orders", "--yes", *lookupd(cluster)).exit_code == 0
+    assert invoke("topic", "delete", "orders", "--yes", *lookupd(cluster)).exit_code == 0
 
 
 FAILURES = [
     pytest.param(["topic", "pause", "nothing"], 1, "Error: no nsqd has a topic nothing\n", id="no topic"),
     pytest.param(["channel", "pause", "t", "c"], 1, "Error: no nsqd has a channel c of topic t\n", id="no channel"),
+    pytest.param(
+        ["channel", "list", "nothing"],
+        1,
+        "Error: no nsqd has a topic nothing; gnsq topic list shows all\n",
+        id="channels of no topic",
+    ),
+    pytest.param(
+        ["channel", "create", "new", "billing"],
+        1,
+        "Error: no nsqd has a topic new: create it first, with gnsq topic create new\n",
+        id="new channel of no topic",
+    ),
     pytest.param(["topic", "pause", "a/b"], 2, "a/b", id="name"),
     pytest.param(["channel", "pause", "t"], 2, "Missing argument 'CHANNEL'", id="no channel given"),
 ]
 
 
 @pytest.mark.parametrize(("words", "status", "text"), FAILURES)
-def test_failure(fakensqd, gnsq, words, status, text):
+def test_failure(fakensqd, words, status, text):
     fakensqd.publish("t", b"1")
 
-    result = gnsq(*words, *servers_of(fakensqd))
+    result = invoke(*words, *servers_of(fakensqd))
 
     assert (result.exit_code, result.stdout) == (status, "")
     assert text in result.stderr
 
 
-def test_no_nsqd_can_be_reached(gnsq):
+def test_no_nsqd_can_be_reached():
     port = refused_port()
 
-    result = gnsq("topic", "pause", "t", "--nsqd", f"127.0.0.1:{port}")
+    result = invoke("topic", "pause", "t", "--nsqd", f"127.0.0.1:{port}")
 
     assert result.exit_code == 1
     assert "Connection refused" in result.stderr
@@ -281,49 +265,25 @@ def test_no_nsqd_can_be_reached(gnsq):
 # --- on a terminal
 
 
-@pytest.fixture
-def on_terminal(fakensqd):
-    """Start the deletion of the topic t on a terminal, do something when it asks, and return status and output."""
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    ("answer", "status", "left"),
+    [
+        pytest.param(lambda terminal, _: os.write(terminal, b"y\n"), 0, [], id="yes"),
+        pytest.param(lambda _, process: process.send_signal(signal.SIGINT), 130, ["t"], id="signal"),
+    ],
+)
+def test_terminal_is_asked(fakensqd, answer, status, left):
     fakensqd.publish("t", b"1")
     terminal, inner = pty.openpty()
+    seen = b""
+    with started(fakensqd, "topic", "delete", "t", stdin=inner, stdout=inner, stderr=inner) as process:
+        while b"[y/N]" not in seen:
+            seen += os.read(terminal, 4096)
+        answer(terminal, process)
 
-    def run(act):
-        words = [sys.executable, "-m", "gnsq", "topic", "delete", "t", *servers_of(fakensqd)]
-        with child(*words, stdin=inner, stdout=inner, stderr=inner) as process:
-            seen = b""
-            while b"[y/N]" not in seen:
-                seen += os.read(terminal, 4096)
-            act(terminal, process)
-            status = process.wait()
-            while select.select([terminal], [], [], 0)[0]:
-                seen += os.read(terminal, 4096)
-            return status, seen
-
-    yield run
+        assert process.wait() == status
     os.close(terminal)
     os.close(inner)
-
-
-ANSWERS = [
-    pytest.param(b"y\n", 0, [], b"topic t deleted at", id="y"),
-    pytest.param(b"\n", 1, ["t"], b"not deleted", id="nothing"),
-]
-
-
-@pytest.mark.subprocess
-@pytest.mark.parametrize(("text", "status", "left", "said"), ANSWERS)
-def test_terminal_is_asked(fakensqd, on_terminal, text, status, left, said):
-    result, seen = on_terminal(lambda terminal, _: os.write(terminal, text))
-
-    assert result == status
     assert b"topic t on 1 nsqd: depth 1\r\n" in seen
-    assert said in seen
     assert topics(fakensqd) == left
-
-
-@pytest.mark.subprocess
-def test_signal_at_the_question_deletes_nothing(fakensqd, on_terminal):
-    status, _ = on_terminal(lambda _, process: process.send_signal(signal.SIGINT))
-
-    assert status == 130
-    assert topics(fakensqd) == ["t"]

@@ -7,6 +7,7 @@ import pytest
 
 from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, encode_frame
 from tests.kit import peer
+from tests.kit.commands import invoke
 
 EVIL = "x\x1b]0;title\x07\x9b31m\u202e\r\nERROR: y"
 
@@ -79,12 +80,12 @@ def tcp(sock):
         "pub t README.md",
     ],
 )
-def test_text_of_a_server_is_shown_without_control_characters(gnsq, tmp_path, monkeypatch, arguments):
+def test_text_of_a_server_is_shown_without_control_characters(tmp_path, monkeypatch, arguments):
     monkeypatch.delenv("COLUMNS", raising=False)  # a narrow table has more lines
     with peer(tcp) as nsqd, http(int(nsqd.rpartition(":")[2])) as server:
         words = arguments.replace("DIRECTORY", str(tmp_path)).split()
         servers = [server] if words[-1] == "--lookupd" else ["--nsqd", nsqd, "--nsqd-http", server]
-        result = gnsq(*words, *servers, "--timeout", "0.5", "-vv")
+        result = invoke(*words, *servers, "--timeout", "0.5", "-vv")
 
     shown = result.stdout + result.stderr
     assert shown
@@ -117,7 +118,7 @@ ANSWERS = {
 )
 @pytest.mark.parametrize("value", SHAPES, ids=lambda value: value[:5])
 @pytest.mark.slow
-def test_odd_json_is_an_error_in_words(gnsq, capfd, words, changed, value):
+def test_odd_json_is_an_error_in_words(capfd, words, changed, value):
     bodies = {path: written(fields) for path, fields in ANSWERS.items()}
 
     def answer(sock):
@@ -130,7 +131,7 @@ def test_odd_json_is_an_error_in_words(gnsq, capfd, words, changed, value):
     with peer(answer) as server:
         for body in odd(ANSWERS[changed], value):
             bodies[changed] = body
-            result = gnsq(*words.split(), "--lookupd", server, "--timeout", "0.2")
+            result = invoke(*words.split(), "--lookupd", server, "--timeout", "0.2")
 
             assert result.exit_code in (0, 1)
     assert "Traceback" not in capfd.readouterr().err

@@ -13,12 +13,9 @@ from gnsq import NsqdHTTPClient
 from gnsq.cli.advice import SENTENCES, Facts, explain
 from gnsq.errors import NSQException
 from tests.kit import peer, refused_port
+from tests.kit.commands import invoke, invoke_json, servers_of
 
 STEPS = ["resolve", "connect", "IDENTIFY", "subscribe", "publish", "receive", "health", "delete topic"]
-
-
-def servers_of(nsqd):
-    return ["--nsqd", nsqd.tcp_address, "--nsqd-http", nsqd.http_address]
 
 
 def failed(document):
@@ -33,8 +30,8 @@ def statuses(document):
 # --- the way of a message
 
 
-def test_output_names_each_step_with_its_time(fakensqd, gnsq):
-    result = gnsq("ping", *servers_of(fakensqd))
+def test_output_names_each_step_with_its_time(fakensqd):
+    result = invoke("ping", *servers_of(fakensqd))
 
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[0] == ["nsqd", fakensqd.tcp_address]
@@ -43,20 +40,20 @@ def test_output_names_each_step_with_its_time(fakensqd, gnsq):
     assert lines[-1] == ["all", "steps", "passed"]
 
 
-def test_failure_of_one_nsqd_hides_no_other(fakensqd, gnsq_json):
+def test_failure_of_one_nsqd_hides_no_other(fakensqd):
     wrong = f"127.0.0.1:{refused_port()}"
 
-    status, document = gnsq_json("ping", "--nsqd", wrong, "--nsqd-http", wrong, *servers_of(fakensqd))
+    status, document = invoke_json("ping", "--nsqd", wrong, "--nsqd-http", wrong, *servers_of(fakensqd))
 
     assert status == 1
     assert list(failed(document)) == ["connect"]
     assert {each["step"] for each in document["checks"] if each["status"] == "ok"} == set(STEPS)
 
 
-def test_given_topic_is_used_and_kept(fakensqd, gnsq_json):
+def test_given_topic_is_used_and_kept(fakensqd):
     fakensqd.publish("orders", b"waits for no channel")
 
-    status, document = gnsq_json("ping", "--topic", "orders", *servers_of(fakensqd))
+    status, document = invoke_json("ping", "--topic", "orders", *servers_of(fakensqd))
 
     assert status == 0
     assert "delete topic" not in statuses(document)
@@ -65,32 +62,32 @@ def test_given_topic_is_used_and_kept(fakensqd, gnsq_json):
     ]
 
 
-def test_paused_topic_is_a_failure_with_advice(fakensqd, gnsq_json):
+def test_paused_topic_is_a_failure_with_advice(fakensqd):
     client = NsqdHTTPClient.from_url(fakensqd.http_address)
     client.create_topic("orders")
     client.pause_topic("orders")
 
-    _, document = gnsq_json("ping", "--topic", "orders", "--timeout", 0.3, *servers_of(fakensqd))
+    _, document = invoke_json("ping", "--topic", "orders", "--timeout", 0.3, *servers_of(fakensqd))
 
     text, advice = failed(document)["receive"]
     assert text == "the message was published to topic orders, and did not come back within 0.3 s"
     assert "paused" in advice
 
 
-def test_compression_is_a_step(fakensqd, gnsq_json):
-    _, document = gnsq_json("ping", "--compression", "snappy", *servers_of(fakensqd))
+def test_compression_is_a_step(fakensqd):
+    _, document = invoke_json("ping", "--compression", "snappy", *servers_of(fakensqd))
 
     assert [each["text"] for each in document["checks"] if each["step"] == "compression"] == ["snappy"]
 
 
-def test_each_nsqd_needs_its_http_address(fakensqd, gnsq):
-    result = gnsq("ping", *servers_of(fakensqd), "--nsqd-http", "127.0.0.1:1")
+def test_each_nsqd_needs_its_http_address(fakensqd):
+    result = invoke("ping", *servers_of(fakensqd), "--nsqd-http", "127.0.0.1:1")
 
     assert result.exit_code == 2
     assert "--nsqd-http is given 2 times and --nsqd 1 times" in result.stderr
 
 
-def test_signal_gives_its_status(gnsq):
+def test_signal_gives_its_status():
     def interrupt(sock):
         os.kill(os.getpid(), signal.SIGTERM)
         while sock.recv(4096):
@@ -98,15 +95,15 @@ def test_signal_gives_its_status(gnsq):
         gevent.sleep(60)
 
     with peer(interrupt) as address:
-        result = gnsq("ping", "--nsqd", address)
+        result = invoke("ping", "--nsqd", address)
 
     assert result.exit_code == 143
 
 
-def test_topic_without_a_subscriber_is_deleted(fakensqd, gnsq_json):
+def test_topic_without_a_subscriber_is_deleted(fakensqd):
     fakensqd.add(on.command("SUB"), error("E_SUB_FAILED", "too many consumers"))
 
-    _, document = gnsq_json("ping", *servers_of(fakensqd))
+    _, document = invoke_json("ping", *servers_of(fakensqd))
 
     assert list(failed(document)) == ["subscribe"]
     assert statuses(document)["publish"] == "ok"
@@ -116,8 +113,8 @@ def test_topic_without_a_subscriber_is_deleted(fakensqd, gnsq_json):
 # --- wrong addresses
 
 
-def test_http_port_of_an_nsqd_is_recognized(fakensqd, gnsq_json):
-    status, document = gnsq_json("ping", "--nsqd", fakensqd.http_address)
+def test_http_port_of_an_nsqd_is_recognized(fakensqd):
+    status, document = invoke_json("ping", "--nsqd", fakensqd.http_address)
 
     advice = f"give its TCP port: --nsqd {fakensqd.tcp_address}"
     assert status == 1
@@ -125,9 +122,9 @@ def test_http_port_of_an_nsqd_is_recognized(fakensqd, gnsq_json):
     assert statuses(document)["publish"] == "skipped"
 
 
-def test_ports_of_nsqlookupd_given_as_nsqd_are_recognized(fakelookupd, gnsq_json):
-    _, tcp = gnsq_json("ping", "--nsqd", fakelookupd.tcp_address)
-    _, http = gnsq_json("ping", "--nsqd", fakelookupd.http_address)
+def test_ports_of_nsqlookupd_given_as_nsqd_are_recognized(fakelookupd):
+    _, tcp = invoke_json("ping", "--nsqd", fakelookupd.tcp_address)
+    _, http = invoke_json("ping", "--nsqd", fakelookupd.http_address)
 
     assert failed(tcp)["IDENTIFY"][0] == "this is the TCP port of an nsqlookupd, for nsqds"
     assert failed(http)["IDENTIFY"] == (
@@ -136,10 +133,10 @@ def test_ports_of_nsqlookupd_given_as_nsqd_are_recognized(fakelookupd, gnsq_json
     )
 
 
-def test_other_ports_given_as_nsqlookupd_are_recognized(fakelookupd, fakensqd, gnsq_json):
-    _, own = gnsq_json("ping", "--lookupd", fakelookupd.tcp_address)
-    _, tcp = gnsq_json("ping", "--lookupd", fakensqd.tcp_address)
-    _, http = gnsq_json("ping", "--lookupd", fakensqd.http_address)
+def test_other_ports_given_as_nsqlookupd_are_recognized(fakelookupd, fakensqd):
+    _, own = invoke_json("ping", "--lookupd", fakelookupd.tcp_address)
+    _, tcp = invoke_json("ping", "--lookupd", fakensqd.tcp_address)
+    _, http = invoke_json("ping", "--lookupd", fakensqd.http_address)
 
     advice = "give its HTTP port, usually 4161: --lookupd HOST:4161"
     assert failed(own) == {"nodes": ("this is the TCP port of an nsqlookupd, for nsqds", advice)}
@@ -147,10 +144,10 @@ def test_other_ports_given_as_nsqlookupd_are_recognized(fakelookupd, fakensqd, g
     assert failed(http)["nodes"][1] == f"give its TCP port: --nsqd {fakensqd.tcp_address}"
 
 
-def test_port_without_a_server_is_named(gnsq_json):
+def test_port_without_a_server_is_named():
     port = refused_port()
 
-    _, document = gnsq_json("ping", "--nsqd", f"127.0.0.1:{port}", "--lookupd", f"127.0.0.1:{port}")
+    _, document = invoke_json("ping", "--nsqd", f"127.0.0.1:{port}", "--lookupd", f"127.0.0.1:{port}")
 
     found = failed(document)
     assert found["nodes"][0] == found["connect"][0] == f"nothing listens on port {port} of 127.0.0.1"
@@ -158,9 +155,9 @@ def test_port_without_a_server_is_named(gnsq_json):
     assert found["connect"][1].startswith("start nsqd, or correct the port")
 
 
-def test_empty_nsqlookupd_is_a_failure_unless_an_nsqd_is_given(fakelookupd, fakensqd, gnsq_json):
-    alone, document = gnsq_json("ping", "--lookupd", fakelookupd.http_address)
-    beside, _ = gnsq_json("ping", "--lookupd", fakelookupd.http_address, *servers_of(fakensqd))
+def test_empty_nsqlookupd_is_a_failure_unless_an_nsqd_is_given(fakelookupd, fakensqd):
+    alone, document = invoke_json("ping", "--lookupd", fakelookupd.http_address)
+    beside, _ = invoke_json("ping", "--lookupd", fakelookupd.http_address, *servers_of(fakensqd))
 
     assert (alone, beside) == (1, 0)
     assert failed(document)["nodes"][0] == "knows no nsqd"
@@ -168,18 +165,18 @@ def test_empty_nsqlookupd_is_a_failure_unless_an_nsqd_is_given(fakelookupd, fake
 
 
 @pytest.mark.fakecluster(nsqds=1, broadcast_address="nsqd-1.invalid")
-def test_broadcast_address_that_is_unknown_here_is_explained(fakecluster, gnsq_json):
-    _, document = gnsq_json("ping", "--lookupd", fakecluster.lookupds[0].http_address)
+def test_broadcast_address_that_is_unknown_here_is_explained(fakecluster):
+    _, document = invoke_json("ping", "--lookupd", fakecluster.lookupds[0].http_address)
 
     text, advice = failed(document)["resolve"]
     assert text == "this machine does not know the host nsqd-1.invalid"
     assert f"{fakecluster.lookupds[0].http_address} names this address, which is nsqd's --broadcast" in advice
 
 
-def test_server_that_gives_no_answer_is_explained(fakensqd, gnsq_json):
+def test_server_that_gives_no_answer_is_explained(fakensqd):
     fakensqd.stop_reading()
 
-    _, document = gnsq_json("ping", "--timeout", 0.2, "--nsqd", fakensqd.tcp_address)
+    _, document = invoke_json("ping", "--timeout", 0.2, "--nsqd", fakensqd.tcp_address)
 
     assert failed(document)["IDENTIFY"][0] == "the port accepts connections, but gave no answer within 0.2 s"
 
@@ -187,20 +184,20 @@ def test_server_that_gives_no_answer_is_explained(fakensqd, gnsq_json):
 # --- health
 
 
-def test_nsqd_that_is_not_healthy_is_a_failure(fakensqd, gnsq_json):
+def test_nsqd_that_is_not_healthy_is_a_failure(fakensqd):
     fakensqd.add(on.http("/ping"), answer(500, b"NOK - disk full"))
 
-    status, document = gnsq_json("ping", *servers_of(fakensqd))
+    status, document = invoke_json("ping", *servers_of(fakensqd))
 
     assert status == 1
     assert failed(document)["health"][0] == "nsqd is not healthy: NOK - disk full"
     assert statuses(document)["receive"] == "ok"
 
 
-def test_unreachable_http_port_is_a_warning(fakensqd, gnsq_json):
+def test_unreachable_http_port_is_a_warning(fakensqd):
     wrong = f"127.0.0.1:{refused_port()}"
 
-    status, document = gnsq_json("ping", "--nsqd", fakensqd.tcp_address, "--nsqd-http", wrong)
+    status, document = invoke_json("ping", "--nsqd", fakensqd.tcp_address, "--nsqd-http", wrong)
 
     (health,) = [each for each in document["checks"] if each["step"] == "health"]
     assert status == 0
@@ -227,10 +224,10 @@ def tls_nsqd(fakensqd_certificates):
         nsqd.stop()
 
 
-def test_certificate_that_expires_soon_is_a_warning(tls_nsqd, fakensqd_certificates, gnsq_json):
+def test_certificate_that_expires_soon_is_a_warning(tls_nsqd, fakensqd_certificates):
     nsqd = tls_nsqd(tls_required="tcp-https")
 
-    status, document = gnsq_json("ping", "--tls-ca", fakensqd_certificates.ca, *servers_of(nsqd))
+    status, document = invoke_json("ping", "--tls-ca", fakensqd_certificates.ca, *servers_of(nsqd))
 
     (tls,) = [each for each in document["checks"] if each["step"] == "TLS"]
     assert status == 0
@@ -239,76 +236,65 @@ def test_certificate_that_expires_soon_is_a_warning(tls_nsqd, fakensqd_certifica
     assert "certificate of 127.0.0.1, expires in 29 days" in tls["text"]
 
 
-def test_missing_tls_is_explained(tls_nsqd, gnsq_json):
+def test_missing_tls_is_explained(tls_nsqd):
     nsqd = tls_nsqd(tls_required="tcp-https")
 
-    _, document = gnsq_json("ping", *servers_of(nsqd))
+    _, document = invoke_json("ping", *servers_of(nsqd))
 
     assert list(failed(document)) == ["subscribe", "publish"]
     assert failed(document)["publish"][0].startswith("nsqd requires TLS")
     assert failed(document)["publish"][1] == "give --tls; with an own CA also --tls-ca FILE"
 
 
-def test_unknown_ca_is_explained(tls_nsqd, gnsq_json):
-    _, document = gnsq_json("ping", "--tls", *servers_of(tls_nsqd()))
+def test_unknown_ca_is_explained(tls_nsqd):
+    _, document = invoke_json("ping", "--tls", *servers_of(tls_nsqd()))
 
     text, advice = failed(document)["TLS"]
     assert text.startswith("nsqd's certificate is signed by a CA that this machine does not know")
     assert "--tls-ca FILE" in advice
 
 
-def test_expired_certificate_is_explained(tls_nsqd, fakensqd_certificates, gnsq_json):
+def test_expired_certificate_is_explained(tls_nsqd, fakensqd_certificates):
     nsqd = tls_nsqd(expired=True)
 
-    _, document = gnsq_json("ping", "--tls-ca", fakensqd_certificates.ca, *servers_of(nsqd))
+    _, document = invoke_json("ping", "--tls-ca", fakensqd_certificates.ca, *servers_of(nsqd))
 
     text, advice = failed(document)["TLS"]
     assert text.startswith("nsqd's certificate has expired")
     assert advice.startswith("renew it")
 
 
-def test_expired_certificate_of_the_client_is_explained(tls_nsqd, fakensqd_certificates, gnsq_json):
+def test_expired_certificate_of_the_client_is_explained(tls_nsqd, fakensqd_certificates):
     nsqd = tls_nsqd(tls_client_auth_policy="require-verify", tls_root_ca_file=fakensqd_certificates.ca)
     certificate, key = fakensqd_certificates.client(expired=True)
     own = ("--tls-ca", fakensqd_certificates.ca, "--tls-cert", certificate, "--tls-key", key)
 
-    _, document = gnsq_json("ping", *own, *servers_of(nsqd))
+    _, document = invoke_json("ping", *own, *servers_of(nsqd))
 
     text, advice = next(iter(failed(document).values()))
     assert f"your certificate {certificate} has expired: it ended 20" in text
     assert advice.startswith("renew it")
 
 
-def test_wrong_name_is_explained_with_the_names_in_the_certificate(tls_nsqd, fakensqd_certificates, gnsq_json):
+def test_wrong_name_is_explained_with_the_names_in_the_certificate(tls_nsqd, fakensqd_certificates):
     nsqd = tls_nsqd(["nsqd.internal", "nsqd.example"])
 
-    _, document = gnsq_json("ping", "--tls-ca", fakensqd_certificates.ca, *servers_of(nsqd))
+    _, document = invoke_json("ping", "--tls-ca", fakensqd_certificates.ca, *servers_of(nsqd))
 
     text, advice = failed(document)["TLS"]
     assert text == "nsqd's certificate is not for 127.0.0.1, but for nsqd.internal, nsqd.example"
     assert advice.endswith("--tls-server-name nsqd.internal")
 
 
-def test_missing_certificate_of_the_client_is_explained(tls_nsqd, fakensqd_certificates, gnsq_json):
+def test_missing_certificate_of_the_client_is_explained(tls_nsqd, fakensqd_certificates):
     ca = fakensqd_certificates.ca
     nsqd = tls_nsqd(tls_client_auth_policy="require-verify", tls_root_ca_file=ca)
     client = fakensqd_certificates.client()
+    own = ("--tls-ca", ca, "--tls-cert", client.certificate, "--tls-key", client.key)
+    servers = ("--nsqd", nsqd.tcp_address, "--nsqd-http", f"https://{nsqd.https_address}")
 
-    _, without = gnsq_json("ping", "--tls-ca", ca, *servers_of(nsqd))
-    status, _ = gnsq_json(
-        *[
-            "ping",
-            "--tls-ca",
-            ca,
-            "--tls-cert",
-            client.certificate,
-            "--tls-key",
-            client.key,
-            "--nsqd",
-            nsqd.tcp_address,
-        ],
-        *["--nsqd-http", f"https://{nsqd.https_address}"],
-    )
+    _, without = invoke_json("ping", "--tls-ca", ca, *servers_of(nsqd))
+    status, _ = invoke_json("ping", *own, *servers)
 
     assert "--tls-cert FILE and --tls-key FILE" in failed(without)["TLS"][1]
     assert status == 0
@@ -328,25 +314,13 @@ def test_each_sentence_has_its_facts(key):
 
 @pytest.fixture
 def auth_nsqd(tls_nsqd):
-    """An nsqd with TLS and AUTH: the secret "all" may do everything, "orders" may use the topic orders."""
-    grants = {"all": [Grant()], "orders": [Grant(topic="^orders$")]}
-    with FakeAuthServer(grants, identity="bob").in_thread() as server:
+    """An nsqd with TLS and AUTH."""
+    with FakeAuthServer({"all": [Grant()]}).in_thread() as server:
         yield tls_nsqd(auth_http_addresses=server.http_address)
 
 
-@pytest.fixture
-def secret(tmp_path):
-    """Return the options for a secret."""
-
-    def options(text):
-        (tmp_path / "secret").write_text(text)
-        return ["--auth-secret-file", tmp_path / "secret"]
-
-    return options
-
-
-def test_missing_secret_is_explained_and_tls_is_still_tried(auth_nsqd, fakensqd_certificates, gnsq_json):
-    _, document = gnsq_json("ping", "--tls-ca", fakensqd_certificates.ca, *servers_of(auth_nsqd))
+def test_missing_secret_is_explained_and_tls_is_still_tried(auth_nsqd, fakensqd_certificates):
+    _, document = invoke_json("ping", "--tls-ca", fakensqd_certificates.ca, *servers_of(auth_nsqd))
 
     assert failed(document) == {
         "AUTH": (
@@ -358,8 +332,10 @@ def test_missing_secret_is_explained_and_tls_is_still_tried(auth_nsqd, fakensqd_
     assert auth_nsqd.transcript.commands("AUTH") == []
 
 
-def test_unknown_secret_is_explained_and_not_shown(auth_nsqd, secret, gnsq):
-    result = gnsq("ping", "-vv", *secret("no-such-secret"), *servers_of(auth_nsqd))
+def test_unknown_secret_is_explained_and_not_shown(auth_nsqd, tmp_path):
+    (tmp_path / "secret").write_text("no-such-secret")
+
+    result = invoke("ping", "-vv", "--auth-secret-file", tmp_path / "secret", *servers_of(auth_nsqd))
 
     assert result.exit_code == 1
     assert "nsqd's auth server does not accept the secret" in result.stdout

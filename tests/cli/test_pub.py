@@ -13,11 +13,11 @@ from fakensqd import on
 from fakensqd.faults import disconnect, drop, error
 from gnsq.cli.pub import MAX_LINE, READ_SIZE, next_lines
 from tests.kit import PYTHON, child, refused_port, run, run_program, wait_for_program, wait_until
-from tests.kit.commands import started
+from tests.kit.commands import invoke, signalled_when, started
 
 
 @pytest.fixture
-def pub(invoke, fakensqd, tmp_path):
+def pub(fakensqd, tmp_path):
     """Publish a text to the topic t; returns the result."""
 
     def pub(text, *options, address=fakensqd.tcp_address):
@@ -26,23 +26,6 @@ def pub(invoke, fakensqd, tmp_path):
         return invoke("pub", "t", str(path), "--nsqd", address, *options)
 
     return pub
-
-
-@pytest.fixture
-def piped(start, fakensqd):
-    """Start the program with a pipe as its stdin; for a with statement."""
-
-    def piped(*options):
-        command = ["pub", "t", "--nsqd", fakensqd.tcp_address, *options]
-        return start(*command, stdin=subprocess.PIPE, bufsize=1)  # each line is written at once
-
-    return piped
-
-
-def say(process, text):
-    """Write to the program's stdin, and leave it open."""
-    process.stdin.write(text)
-    process.stdin.flush()
 
 
 # --- what is published
@@ -106,18 +89,18 @@ def test_raw_input_is_one_message(fakensqd, pub):
     assert fakensqd.messages("t") == [text]
 
 
-def test_messages_of_the_command_line(fakensqd, gnsq):
-    result = gnsq("pub", "t", "-m", "1\n2", "-m", "grün", "--nsqd", fakensqd.tcp_address)
+def test_messages_of_the_command_line(fakensqd):
+    result = invoke("pub", "t", "-m", "1\n2", "-m", "grün", "--nsqd", fakensqd.tcp_address)
 
     assert (result.exit_code, fakensqd.messages("t")) == (0, [b"1\n2", "grün".encode()])
     assert "2 messages published" in result.stderr
 
 
 @pytest.mark.fakensqd(max_msg_size=10)
-def test_refused_message_of_the_command_line_is_named(fakensqd, gnsq):
+def test_refused_message_of_the_command_line_is_named(fakensqd):
     words = ["pub", "t", "-m", "1", "-m", "x" * 11, "-m", "3", "--nsqd", fakensqd.tcp_address]
 
-    stopped, rest = gnsq(*words), gnsq(*words, "--from-line", 3)
+    stopped, rest = invoke(*words), invoke(*words, "--from-line", 3)
 
     assert (stopped.exit_code, rest.exit_code) == (1, 0)
     assert "stopped at line 2" in stopped.stderr
@@ -173,19 +156,19 @@ def test_from_line_after_the_end_is_an_error_but_the_one_after_the_last_is_not(f
     assert "t" not in fakensqd.broker.topics
 
 
-def test_from_line_leaves_out_a_line_that_is_too_long(fakensqd, gnsq, tmp_path):
+def test_from_line_leaves_out_a_line_that_is_too_long(fakensqd, tmp_path):
     path = tmp_path / "lines"
     path.write_bytes(b"")
     os.truncate(path, MAX_LINE + 1)
     with path.open("ab") as file:
         file.write(b"\n2")
 
-    assert gnsq("pub", "t", path, "--from-line", "2", "--nsqd", fakensqd.tcp_address).exit_code == 0
+    assert invoke("pub", "t", path, "--from-line", "2", "--nsqd", fakensqd.tcp_address).exit_code == 0
     assert fakensqd.messages("t") == [b"2"]
 
 
-def test_input_that_can_not_be_read_is_an_error_and_says_where_to_go_on(fakensqd, gnsq):
-    result = gnsq("pub", "t", "/proc/self/mem", "--from-line", "7", "--nsqd", fakensqd.tcp_address)
+def test_input_that_can_not_be_read_is_an_error_and_says_where_to_go_on(fakensqd):
+    result = invoke("pub", "t", "/proc/self/mem", "--from-line", "7", "--nsqd", fakensqd.tcp_address)
 
     assert result.exit_code == 1
     assert "Error: stopped at line 7: [Errno 5] Input/output error" in result.stderr
@@ -219,17 +202,17 @@ def test_refused_option(pub, options, text):
     assert text in result.stderr
 
 
-def test_unknown_variable_is_told_by_a_command_that_logs_only_errors(fakensqd, gnsq, monkeypatch):
+def test_unknown_variable_is_told_by_a_command_that_logs_only_errors(fakensqd, monkeypatch):
     monkeypatch.setenv("GNSQ_TIMEOUTS", "3")
     monkeypatch.setenv("GNSQ_RECEIVER_TOPIC", "t")
-    result = gnsq("pub", "t", "-m", "1", "--nsqd", fakensqd.tcp_address)
+    result = invoke("pub", "t", "-m", "1", "--nsqd", fakensqd.tcp_address)
 
     (line,) = (line for line in result.stderr.splitlines() if "environment" in line)
     assert "GNSQ_TIMEOUTS, which is unknown; did you mean GNSQ_TIMEOUT?" in line
 
 
-def test_text_in_place_of_a_file_is_told_how_to_publish_it(gnsq):
-    result = gnsq("pub", "t", "hello world", "--nsqd", "127.0.0.1:9")
+def test_text_in_place_of_a_file_is_told_how_to_publish_it():
+    result = invoke("pub", "t", "hello world", "--nsqd", "127.0.0.1:9")
 
     assert result.exit_code == 2
     assert "File 'hello world' does not exist. To publish a text, give -m TEXT." in result.stderr
@@ -341,9 +324,15 @@ def test_nsqd_that_is_down_is_an_error_after_the_timeout(pub):
 # --- pipes and signals
 
 
+def say(process, text):
+    """Write to the program's stdin, and leave it open."""
+    process.stdin.write(text)
+    process.stdin.flush()
+
+
 @pytest.mark.subprocess
-def test_lines_of_a_slow_pipe_are_published_at_once(fakensqd, piped):
-    with piped() as process:
+def test_lines_of_a_slow_pipe_are_published_at_once(fakensqd):
+    with started(fakensqd, "pub", "t", stdin=subprocess.PIPE) as process:
         for number in (1, 2):
             say(process, f"{number}\n3")
             wait_for_program(process, lambda count=number: fakensqd.transcript.commands().count("PUB") == count)
@@ -354,51 +343,38 @@ def test_lines_of_a_slow_pipe_are_published_at_once(fakensqd, piped):
     assert "3 messages published" in err
 
 
-@pytest.mark.subprocess
-def test_signal_ends_a_pipe_and_says_where_to_go_on(fakensqd, piped):
-    with piped() as process:
-        say(process, "1\n\n3\n4")
-        wait_for_program(process, lambda: fakensqd.depth("t") == 2)
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate()
-
-    assert process.returncode == 128 + signal.SIGTERM
-    assert "SIGTERM: stopped; to go on: --from-line 4" in err
-    assert fakensqd.messages("t") == [b"1", b"3"]
+SIGNALLED = [
+    pytest.param([], signal.SIGTERM, [b"1", b"3"], "to go on: --from-line 4", id="lines are left"),
+    pytest.param(["--rate", "0.01"], signal.SIGINT, [b"1"], "to go on: --from-line 3", id="slow rate"),
+    pytest.param(["--from-line", "9"], signal.SIGINT, [], "to go on: --from-line 9", id="lines are left out"),
+    pytest.param(["--raw"], signal.SIGINT, [], "nothing was published", id="raw"),
+]
 
 
-@pytest.mark.subprocess
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        pytest.param(["--from-line", "9"], "to go on: --from-line 9", id="lines are left out"),
-        pytest.param(["--raw"], "nothing was published", id="raw"),
-    ],
-)
-def test_signal_before_anything_is_published(fakensqd, piped, options, text):
-    with piped(*options, "-v") as process:
-        say(process, "1\n2\n3")
-        while "connected" not in process.stderr.readline():
-            pass
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate()
+@pytest.mark.parametrize(("options", "number", "published", "said"), SIGNALLED)
+def test_signal_ends_a_pipe_and_says_where_to_go_on(fakensqd, options, number, published, said):
+    read, write = os.pipe()
+    os.write(write, b"1\n\n3\n4")
 
-    assert process.returncode == 130
-    assert text in err
-    assert "t" not in fakensqd.broker.topics
+    def waits_for_more():
+        return fakensqd.transcript.commands("IDENTIFY") and fakensqd.depth("t") == len(published)
+
+    with open(read), open(write, "wb"), signalled_when(waits_for_more, number):
+        result = invoke("pub", "t", f"/proc/self/fd/{read}", "--nsqd", fakensqd.tcp_address, *options)
+
+    assert result.exit_code == 128 + number
+    assert f"{number.name}: stopped; {said}" in result.stderr
+    assert fakensqd.messages("t") == published
 
 
-@pytest.mark.subprocess
-def test_signal_ends_a_slow_rate_with_the_first_line_that_is_left(fakensqd, piped):
-    with piped("--rate", "0.01") as process:
-        say(process, "1\n\n3\n4\n")
-        wait_for_program(process, lambda: fakensqd.depth("t") == 1)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate()
+def test_signal_ends_the_wait_for_a_named_pipe_that_nobody_writes(fakensqd, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
 
-    assert process.returncode == 130
-    assert "to go on: --from-line 3" in err
-    assert fakensqd.messages("t") == [b"1"]
+    with signalled_when(lambda: fakensqd.transcript.commands("IDENTIFY"), signal.SIGINT):
+        result = invoke("pub", "t", tmp_path / "pipe", "--nsqd", fakensqd.tcp_address)
+
+    assert result.exit_code == 130
+    assert "SIGINT: stopped; to go on: --from-line 1" in result.stderr
 
 
 @pytest.mark.subprocess
@@ -433,19 +409,6 @@ def test_second_signal_ends_at_once_and_shows_the_cursor_again(fakensqd):
 
 
 @pytest.mark.subprocess
-def test_signal_ends_the_wait_for_a_named_pipe_that_nobody_writes(fakensqd, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-
-    with started(fakensqd, "pub", "t", str(tmp_path / "pipe"), stderr=subprocess.PIPE) as process:
-        wait_for_program(process, lambda: "command IDENTIFY" in fakensqd.report())
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate()
-
-    assert process.returncode == 130
-    assert "SIGINT: stopped; to go on: --from-line 1" in errors
-
-
-@pytest.mark.subprocess
 def test_failure_has_its_status_if_the_reader_of_stderr_has_ended():
     arguments = ["pub", "t", "--nsqd", f"127.0.0.1:{refused_port()}", "--timeout", "0.2"]
 
@@ -458,10 +421,7 @@ def test_failure_has_its_status_if_the_reader_of_stderr_has_ended():
 
 
 @pytest.mark.subprocess
-@pytest.mark.parametrize(
-    ("arguments", "stderr", "buffered"),
-    [("--help", "&1", True), ("stats", "/dev/null", True), ("stats", "&-", False)],
-)
+@pytest.mark.parametrize(("arguments", "stderr", "buffered"), [("--help", "&1", True), ("stats", "&-", False)])
 def test_end_of_the_reader_of_stdout_has_status_1(fakensqd, arguments, stderr, buffered):
     environment = {**os.environ, "GNSQ_NSQD": fakensqd.tcp_address, "PYTHONUNBUFFERED": "" if buffered else "1"}
     read, write = os.pipe()
@@ -473,13 +433,11 @@ def test_end_of_the_reader_of_stdout_has_status_1(fakensqd, arguments, stderr, b
     assert (result.returncode, result.stderr) == (1, "")
 
 
-@pytest.mark.subprocess
-def test_input_without_lines_is_refused_before_it_fills_the_memory(fakensqd, start):
-    with open("/dev/zero", "rb") as zeros, start("pub", "t", "--nsqd", fakensqd.tcp_address, stdin=zeros) as process:
-        _, err = process.communicate()
+def test_input_without_lines_is_refused_before_it_fills_the_memory(fakensqd):
+    result = invoke("pub", "t", "/dev/zero", "--nsqd", fakensqd.tcp_address)
 
-    assert process.returncode == 1
-    assert "stopped at line 1: line of more than 268435456 bytes, the limit of gnsq pub" in err
+    assert result.exit_code == 1
+    assert "stopped at line 1: line of more than 268435456 bytes, the limit of gnsq pub" in result.stderr
     assert fakensqd.messages("t") == []
 
 
@@ -493,7 +451,6 @@ def test_input_without_lines_is_refused_before_it_fills_the_memory(fakensqd, sta
         ("--help", True, "/dev/full", "No space left on device"),
         ("stats", False, "/dev/full", "No space left on device"),
         ("ping --json", True, "&-", "stdout is closed"),
-        ("completion bash", False, "&-", "stdout is closed"),
     ],
 )
 def test_stdout_that_can_not_be_written_is_an_error_in_one_line(fakensqd, arguments, stdout, error, buffered):
@@ -531,7 +488,7 @@ main()
     )
 
 
-def test_version_and_help(invoke):
+def test_version_and_help():
     version, help_text = invoke("--version"), invoke("-h")
 
     assert re.fullmatch(r"gnsq \d+\.\d+.*\n", version.output)

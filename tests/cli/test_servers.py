@@ -15,6 +15,7 @@ from fakensqd import FakeAuthServer, FakeNsqd, Grant
 from gnsq.cli.command import Command
 from gnsq.cli.servers import SETTINGS, load_cluster, option_texts, target_of
 from tests.kit import bodies, refused_port
+from tests.kit.commands import invoke
 from tests.strategies import json_values, texts, toml
 
 FILE = """
@@ -30,7 +31,7 @@ FILE = """
 
 
 @pytest.fixture
-def load(invoke):
+def load():
     """Run a command with connection options; returns its cluster, or the text of its error."""
 
     def load(*arguments, **environment):
@@ -91,43 +92,29 @@ def test_variable_may_turn_off_a_flag_of_the_file(load, file):
     assert "tls_v1" not in load("--cluster", "other", GNSQ_TLS="0").connection
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment"),
-    [
-        (["--cluster", "other", "--nsqd", "given:1"], {}),
-        ([], {"GNSQ_CLUSTER": "other", "GNSQ_NSQD": "given:1"}),
-    ],
-    ids=["option", "variable"],
-)
-def test_given_address_replaces_all_addresses_of_the_file(load, file, arguments, environment):
-    cluster = load(*arguments, **environment)
-
-    assert (cluster.nsqds, cluster.lookupds, cluster.timeout) == (("given:1",), (), 3.0)
+OF_OTHER = ("lookupd-1:4161", "lookupd-2")
+NOT_MIXED = [
+    pytest.param(["--cluster", "other", "--nsqd", "given:1"], {}, ("given:1",), (), (), id="option instead of file"),
+    pytest.param([], {"CLUSTER": "other", "NSQD": "given:1"}, ("given:1",), (), (), id="variable instead of file"),
+    pytest.param(
+        ["--cluster", "other"], {"NSQD": "set:1", "NSQD_HTTP": "set:2"}, (), OF_OTHER, (), id="file of the command line"
+    ),
+    pytest.param(["--nsqd", "given:1"], {"LOOKUPD": "set:1", "NSQD_HTTP": "set:2"}, ("given:1",), (), (), id="option"),
+    pytest.param(["--nsqd-http", "given:2"], {"NSQD": "set:1"}, ("set:1",), (), ("given:2",), id="only HTTP is added"),
+]
 
 
-def test_cluster_of_the_command_line_is_not_mixed_with_addresses_of_the_environment(load, file):
-    cluster = load("--cluster", "other", GNSQ_NSQD="variable:1", GNSQ_NSQD_HTTP="variable:2")
+@pytest.mark.parametrize(("arguments", "variables", "nsqds", "lookupds", "http"), NOT_MIXED)
+def test_addresses_of_two_sources_are_not_mixed(load, file, arguments, variables, nsqds, lookupds, http):
+    cluster = load(*arguments, **{f"GNSQ_{name}": value for name, value in variables.items()})
 
-    assert (cluster.nsqds, cluster.nsqds_http) == ((), ())
-    assert cluster.lookupds == ("lookupd-1:4161", "lookupd-2")
-
-
-def test_address_of_the_command_line_is_not_mixed_with_addresses_of_the_environment(load):
-    cluster = load("--nsqd", "given:1", GNSQ_LOOKUPD="variable:1", GNSQ_NSQD_HTTP="variable:2")
-
-    assert (cluster.nsqds, cluster.lookupds, cluster.nsqds_http) == (("given:1",), (), ())
+    assert (cluster.nsqds, cluster.lookupds, cluster.nsqds_http) == (nsqds, lookupds, http)
 
 
 def test_timeout_limits_publishes_and_the_close_of_a_producer(load):
     options = load("--nsqd", "a", "--timeout", "7").producer().options
 
     assert (options.publish_timeout, options.close_timeout) == (7.0, 7.0)
-
-
-def test_http_address_may_be_added_to_the_servers_of_the_environment(load):
-    cluster = load("--nsqd-http", "given:2", GNSQ_NSQD="variable:1")
-
-    assert (cluster.nsqds, cluster.nsqds_http) == (("variable:1",), ("given:2",))
 
 
 def test_paths_in_the_file_are_relative_to_it(load, config_folder, file, fakensqd_certificates):
@@ -142,7 +129,7 @@ def test_paths_in_the_file_are_relative_to_it(load, config_folder, file, fakensq
     assert cluster.connection["auth_secret"] == b"s"
 
 
-def test_target_is_a_second_cluster_with_the_settings_of_the_first(invoke, file):
+def test_target_is_a_second_cluster_with_the_settings_of_the_first(file):
     seen = []
 
     @click.command(cls=Command)
@@ -171,7 +158,7 @@ def test_empty_setting_of_the_file_is_as_if_it_was_not_given(load, file):
     assert (cluster.connection.get("tls_v1"), cluster.http["ca_certs"]) == (None, None)
 
 
-def test_help_of_a_command_refers_to_the_connection_options(invoke):
+def test_help_of_a_command_refers_to_the_connection_options():
     own, connection = invoke("pub", "--help").output, invoke("help", "connection").output
 
     assert "--from-line" in own
@@ -180,23 +167,20 @@ def test_help_of_a_command_refers_to_the_connection_options(invoke):
     assert all(f"--{name.replace('_', '-')}" in connection for name in SETTINGS)
 
 
-def test_summaries_are_not_cut(invoke):
+def test_summaries_are_not_cut():
     assert "..." not in invoke("--help").output.partition("Commands:")[2]
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
+def test_unknown_command_is_named_with_a_similar_one():
+    for words, text in (
         (["tial"], "there is no command 'tial'; did you mean tail?"),
         (["topic", "lst"], "there is no command 'lst'; did you mean list?"),
         (["help", "tial"], "there is no command 'tial'; did you mean tail?"),
-    ],
-)
-def test_unknown_command_is_named_with_a_similar_one(invoke, words, text):
-    result = invoke(*words)
+    ):
+        result = invoke(*words)
 
-    assert result.exit_code == 2
-    assert text in result.stderr
+        assert result.exit_code == 2
+        assert text in result.stderr
 
 
 # --- what is refused
@@ -308,18 +292,16 @@ def test_error_names_the_variable_that_gave_the_value(load, file, name, value, e
 # --- secrets
 
 
-@pytest.mark.parametrize("verbose", [[], ["-vv"]], ids=["", "-vv"])
-def test_secret_and_password_are_in_no_output(invoke, load, tmp_path, verbose):
-    secret, lines = tmp_path / "secret", tmp_path / "lines"
+def test_secret_and_password_are_in_no_output(load, tmp_path):
+    secret = tmp_path / "secret"
     secret.write_text("hunter2\n")
-    lines.write_text("1\n")
     lookupd = f"http://user:hunter3@127.0.0.1:{refused_port()}"
-    options = ["--lookupd", lookupd, "--auth-secret-file", str(secret), "--timeout", "0.5", *verbose]
+    options = ["--lookupd", lookupd, "--auth-secret-file", secret, "--timeout", "0.5", "-vv"]
     with (
         FakeAuthServer({"other": [Grant()]}).in_thread() as auth,
         FakeNsqd(auth_http_addresses=auth.http_address).in_thread() as nsqd,
     ):
-        result = invoke("pub", "t", str(lines), "--nsqd", nsqd.tcp_address, *options)
+        result = invoke("pub", "t", "-m", "1", "--nsqd", nsqd.tcp_address, *options)
 
     assert result.exit_code == 1
     assert "E_UNAUTHORIZED" in result.stderr or "E_AUTH_FAILED" in result.stderr
@@ -327,13 +309,8 @@ def test_secret_and_password_are_in_no_output(invoke, load, tmp_path, verbose):
     assert "hunter" not in repr(load(*options))
 
 
-@pytest.mark.parametrize("command", [["ping"], ["pub", "t"]], ids=lambda command: command[0])
-def test_verbose_logs_connections_and_twice_commands(invoke, fakensqd, tmp_path, command):
-    (tmp_path / "lines").write_text("1\n")
-    file = [str(tmp_path / "lines")] if command[0] == "pub" else []
-
-    once = invoke(*command, *file, "--nsqd", fakensqd.tcp_address, "-v").stderr
-    twice = invoke(*command, *file, "--nsqd", fakensqd.tcp_address, "-vv").stderr
+def test_verbose_logs_connections_and_twice_commands(fakensqd):
+    once, twice = (invoke("ping", "--nsqd", fakensqd.tcp_address, option).stderr for option in ("-v", "-vv"))
 
     assert ": connected, nsqd 1.3.0" in once
     assert "sent IDENTIFY, " not in once
@@ -374,11 +351,10 @@ def test_each_option_that_an_error_may_name_has_its_flag():
     ],
     ids=["TLS", "AUTH"],
 )
-def test_failure_is_said_once_and_names_the_flag(invoke, tmp_path, fakensqd_certificates, nsqd_options, text):
+def test_failure_is_said_once_and_names_the_flag(fakensqd_certificates, nsqd_options, text):
     certificate, key = fakensqd_certificates.server()
-    (tmp_path / "lines").write_text("1\n")
     with FakeNsqd(tls_cert=certificate, tls_key=key, **nsqd_options).in_thread() as nsqd:
-        result = invoke("pub", "t", str(tmp_path / "lines"), "--nsqd", nsqd.tcp_address, "--timeout", "0.5")
+        result = invoke("pub", "t", "-m", "1", "--nsqd", nsqd.tcp_address, "--timeout", "0.5")
 
     assert result.exit_code == 1
     assert result.stderr.count(text) == 1
@@ -388,12 +364,11 @@ def test_failure_is_said_once_and_names_the_flag(invoke, tmp_path, fakensqd_cert
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "deflate"])
-def test_tls_auth_and_compression_are_used(invoke, tmp_path, fakensqd_certificates, compression):
+def test_tls_auth_and_compression_are_used(tmp_path, fakensqd_certificates, compression):
     certificate, key = fakensqd_certificates.server()
     own_certificate, own_key = fakensqd_certificates.client("cli")
-    secret, lines = tmp_path / "secret", tmp_path / "lines"
+    secret = tmp_path / "secret"
     secret.write_text("s\n")
-    lines.write_text("1\n2\n")
     tls = {"tls_required": "tcp-https", "tls_cert": certificate, "tls_key": key}
     tls |= {"tls_client_auth_policy": "require-verify", "tls_root_ca_file": fakensqd_certificates.ca}
     with (
@@ -401,39 +376,34 @@ def test_tls_auth_and_compression_are_used(invoke, tmp_path, fakensqd_certificat
         FakeNsqd(auth_http_addresses=auth.http_address, record=True, **tls).in_thread() as nsqd,
     ):
         result = invoke(
-            *["pub", "t", str(lines), "--nsqd", nsqd.tcp_address, "--compression", compression],
+            *["pub", "t", "-m", "1", "--nsqd", nsqd.tcp_address, "--compression", compression],
             *["--tls-ca", fakensqd_certificates.ca, "--tls-cert", own_certificate, "--tls-key", own_key],
-            *["--auth-secret-file", str(secret)],
+            *["--auth-secret-file", secret],
         )
         published = nsqd.messages("t")
         identified = nsqd.transcript.text()
 
-    assert (result.exit_code, published) == (0, [b"1", b"2"]), result.stderr
+    assert (result.exit_code, published) == (0, [b"1"]), result.stderr
+    assert '"tls_v1":true' in identified
     assert [name for name in ("snappy", "deflate") if f'"{name}":true' in identified] == [compression] * (
         compression != "none"
     )
-    assert '"tls_v1":true' in identified
 
 
-def test_certificate_for_another_name_is_refused_unless_it_is_given(invoke, tmp_path, fakensqd_certificates):
+def test_certificate_for_another_name_is_refused_unless_it_is_given(fakensqd_certificates):
     certificate, key = fakensqd_certificates.server("nsqd.example")
-    lines = tmp_path / "lines"
-    lines.write_text("1\n")
     with FakeNsqd(tls_cert=certificate, tls_key=key).in_thread() as nsqd:
-        command = ["pub", "t", str(lines), "--nsqd", nsqd.tcp_address, "--tls-ca", fakensqd_certificates.ca]
-        refused = invoke(*command, "--timeout", "0.3")
-        by_name = invoke(*command, "--tls-server-name", "nsqd.example")
-        unchecked = invoke("pub", "t", str(lines), "--nsqd", nsqd.tcp_address, "--tls-insecure")
+        pub = ["pub", "t", "-m", "1", "--nsqd", nsqd.tcp_address]
+        refused = invoke(*pub, "--tls-ca", fakensqd_certificates.ca, "--timeout", "0.3")
+        by_name = invoke(*pub, "--tls-ca", fakensqd_certificates.ca, "--tls-server-name", "nsqd.example")
+        unchecked = invoke(*pub, "--tls-insecure")
 
     assert (refused.exit_code, by_name.exit_code, unchecked.exit_code) == (1, 0, 0)
     assert "certificate is not valid for '127.0.0.1'" in refused.stderr
 
 
-def test_addresses_come_from_nsqlookupd(invoke, fakecluster, tmp_path):
-    lines = tmp_path / "lines"
-    lines.write_text("1\n")
-
-    result = invoke("pub", "t", str(lines), "--lookupd", fakecluster.lookupds[0].http_address)
+def test_addresses_come_from_nsqlookupd(fakecluster):
+    result = invoke("pub", "t", "-m", "1", "--lookupd", fakecluster.lookupds[0].http_address)
 
     assert result.exit_code == 0, result.stderr
     assert [bodies(nsqd, "t") for nsqd in fakecluster.nsqds if "t" in nsqd.broker.topics] == [[b"1"]]

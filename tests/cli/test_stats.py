@@ -21,7 +21,7 @@ from gnsq.census import Node, NodeStats, parse_stats
 from gnsq.cli.sums import Snapshot, set_rates
 from gnsq.cli.table import StatsView
 from tests.kit import LIMIT, child, peer, refused_port
-from tests.kit.commands import servers_of, signalled_when
+from tests.kit.commands import invoke, invoke_json, servers_of, signalled_when
 
 
 def channel_of(document, topic, channel):
@@ -46,8 +46,8 @@ def cluster(fakecluster):
     return fakecluster
 
 
-def test_numbers_are_summed_over_the_nsqds_of_nsqlookupd(cluster, gnsq_json):
-    status, document = gnsq_json("stats", "--lookupd", cluster.lookupds[0].http_address)
+def test_numbers_are_summed_over_the_nsqds_of_nsqlookupd(cluster):
+    status, document = invoke_json("stats", "--lookupd", cluster.lookupds[0].http_address)
 
     archive = channel_of(document, "orders", "archive")
     assert status == 0
@@ -63,10 +63,10 @@ def test_numbers_are_summed_over_the_nsqds_of_nsqlookupd(cluster, gnsq_json):
     assert document["totals"]["channels"]["depth"] == 5
 
 
-def test_document_has_the_keys_of_the_help(cluster, gnsq, gnsq_json):
-    _, document = gnsq_json("stats", "--lookupd", cluster.lookupds[0].http_address)
+def test_document_has_the_keys_of_the_help(cluster):
+    _, document = invoke_json("stats", "--lookupd", cluster.lookupds[0].http_address)
 
-    help_text = gnsq("stats", "--help").stdout
+    help_text = invoke("stats", "--help").stdout
     counts = {"depth", "backend_depth", "message_count", "paused"}
     topic = {*counts, "topic", "publish_rate", "channels", "nsqds"}
     channel = {*counts, "channel", "in_flight_count", "deferred_count", "requeue_count", "timeout_count"}
@@ -79,10 +79,10 @@ def test_document_has_the_keys_of_the_help(cluster, gnsq, gnsq_json):
     assert [key for key in (*topic, *channel, *node, *document) if key not in help_text] == []
 
 
-def test_rates_of_json_come_from_two_polls_if_a_time_is_given(cluster, gnsq_json):
+def test_rates_of_json_come_from_two_polls_if_a_time_is_given(cluster):
     lookupd = cluster.lookupds[0].http_address
-    _, once = gnsq_json("stats", "--lookupd", lookupd)
-    _, twice = gnsq_json("stats", "--lookupd", lookupd, "--watch", 0.1)
+    _, once = invoke_json("stats", "--lookupd", lookupd)
+    _, twice = invoke_json("stats", "--lookupd", lookupd, "--watch", 0.1)
 
     assert once["seconds"] is None
     assert channel_of(once, "orders", "archive")["finish_rate"] is None
@@ -90,12 +90,12 @@ def test_rates_of_json_come_from_two_polls_if_a_time_is_given(cluster, gnsq_json
     assert channel_of(twice, "orders", "archive")["finish_rate"] == 0
 
 
-def test_unreachable_nsqd_is_shown_with_its_reason_beside_the_others(fakensqd, gnsq):
+def test_unreachable_nsqd_is_shown_with_its_reason_beside_the_others(fakensqd):
     fakensqd.publish("orders", b"1")
     port = refused_port()
 
     servers = ["--nsqd", fakensqd.tcp_address, "--nsqd-http", fakensqd.http_address, "--nsqd-http", f"127.0.0.1:{port}"]
-    result = gnsq("stats", *servers)
+    result = invoke("stats", *servers)
 
     assert result.exit_code == 1
     assert "orders" in result.stdout
@@ -104,10 +104,10 @@ def test_unreachable_nsqd_is_shown_with_its_reason_beside_the_others(fakensqd, g
     assert "version 1.3.0  health OK  up since" in result.stdout
 
 
-def test_error_of_a_guessed_port_names_the_option(gnsq):
+def test_error_of_a_guessed_port_names_the_option():
     port = refused_port()
 
-    result = gnsq("stats", "--nsqd", f"127.0.0.1:{port}")
+    result = invoke("stats", "--nsqd", f"127.0.0.1:{port}")
 
     assert result.exit_code == 1
     assert f"nsqd 127.0.0.1:{port + 1}: " in result.stderr
@@ -116,22 +116,22 @@ def test_error_of_a_guessed_port_names_the_option(gnsq):
     assert "no nsqd could be reached" in result.stderr
 
 
-def test_nsqd_with_two_addresses_is_counted_once(fakensqd, gnsq_json):
+def test_nsqd_with_two_addresses_is_counted_once(fakensqd):
     fakensqd.publish("orders", b"1")
     localhost = f"localhost:{fakensqd.http_port}"
 
     nsqd = ["--nsqd", fakensqd.tcp_address]
-    _, document = gnsq_json("stats", *nsqd, "--nsqd-http", fakensqd.http_address, "--nsqd-http", localhost)
+    _, document = invoke_json("stats", *nsqd, "--nsqd-http", fakensqd.http_address, "--nsqd-http", localhost)
 
     first, second = document["nsqds"]
     assert document["topics"][0]["message_count"] == 1
     assert (first["same_as"], second["same_as"]) == (None, first["http_address"])
 
 
-def test_arguments_limit_the_table(cluster, gnsq):
+def test_arguments_limit_the_table(cluster):
     lookupd = ["--lookupd", cluster.lookupds[0].http_address]
 
-    result = gnsq("stats", "orders", "archive", *lookupd)
+    result = invoke("stats", "orders", "archive", *lookupd)
 
     assert "clicks" not in result.stdout
     assert "1 topic, 1 channel, depth 5, in flight 0" in result.stdout
@@ -142,20 +142,20 @@ def test_arguments_limit_the_table(cluster, gnsq):
     ("names", "what"), [(["none"], "topic none"), (["orders", "other"], "topic orders with a channel other")]
 )
 @pytest.mark.parametrize("is_down", [False, True], ids=["all", "one down"])
-def test_topic_that_is_not_there_is_an_error(fakensqd, gnsq, names, what, is_down, as_json):
+def test_topic_that_is_not_there_is_an_error(fakensqd, names, what, is_down, as_json):
     fakensqd.publish("orders", b"1")
     down = ["--nsqd-http", f"127.0.0.1:{refused_port()}"] if is_down else []
     http = ["--nsqd-http", fakensqd.http_address]
 
-    result = gnsq("stats", *names, "--nsqd", fakensqd.tcp_address, *http, *down, *as_json)
+    result = invoke("stats", *names, "--nsqd", fakensqd.tcp_address, *http, *down, *as_json)
 
     where = " that has answered" if is_down else ""
     assert result.exit_code == 1
     assert result.stderr.endswith(f"Error: no nsqd{where} has a {what}; gnsq topic list shows all topics\n")
 
 
-def test_rows_of_each_nsqd_are_shown_on_request(cluster, gnsq):
-    result = gnsq("stats", "--by-nsqd", "--lookupd", cluster.lookupds[0].http_address)
+def test_rows_of_each_nsqd_are_shown_on_request(cluster):
+    result = invoke("stats", "--by-nsqd", "--lookupd", cluster.lookupds[0].http_address)
 
     rows = [line.split() for line in result.stdout.splitlines()]
     assert all(["@", nsqd.http_address] in [row[:2] for row in rows] for nsqd in cluster.nsqds)
@@ -163,36 +163,36 @@ def test_rows_of_each_nsqd_are_shown_on_request(cluster, gnsq):
 
 
 @pytest.mark.fakensqd(release="0.2.21")
-def test_old_server_is_understood(fakensqd, gnsq_json):
+def test_old_server_is_understood(fakensqd):
     fakensqd.publish("orders", b"1")
 
     nsqd = ["--nsqd", fakensqd.tcp_address, "--nsqd-http", fakensqd.http_address]
-    status, document = gnsq_json("stats", *nsqd)
+    status, document = invoke_json("stats", *nsqd)
 
     assert status == 0
     assert document["topics"][0]["message_count"] == 1
     assert document["nsqds"][0]["version"] == "0.2.21"
 
 
-def test_signal_before_the_end_gives_its_status(gnsq):
+def test_signal_before_the_end_gives_its_status():
     def interrupt(sock):
         os.kill(os.getpid(), signal.SIGINT)
         sock.recv(4096)
         gevent.sleep(60)
 
     with peer(interrupt) as address:
-        result = gnsq("stats", "--nsqd", "127.0.0.1:4150", "--nsqd-http", address)
+        result = invoke("stats", "--nsqd", "127.0.0.1:4150", "--nsqd-http", address)
 
     assert result.exit_code == 130
     assert result.stdout == ""
 
 
-def test_watched_table_is_printed_again_with_rates_until_a_signal(fakensqd, gnsq):
+def test_watched_table_is_printed_again_with_rates_until_a_signal(fakensqd):
     fakensqd.publish("orders", b"1")
     port = refused_port()
 
     with signalled_when(lambda: len(fakensqd.transcript.select("http", name="GET /stats")) > 2, signal.SIGINT):
-        result = gnsq("stats", *servers_of(fakensqd), "--nsqd-http", f"127.0.0.1:{port}", "--watch", "0.1")
+        result = invoke("stats", *servers_of(fakensqd), "--nsqd-http", f"127.0.0.1:{port}", "--watch", "0.1")
 
     first, second, *_ = result.stdout.split("1 topic, ")[1:]
     assert result.exit_code == 0

@@ -33,8 +33,8 @@ def received(body):
     return Received("t", Message(1_700_000_000_123_456_789, 2, b"0123456789abcdef", body))
 
 
-def on_terminal(body, color_system=None):
-    console = Console(file=io.StringIO(), force_terminal=True, color_system=color_system, width=20)
+def on_terminal(body):
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=20)
     return for_terminal(console)(received(body)).decode()
 
 
@@ -145,13 +145,15 @@ def test_ephemeral_channel_takes_nothing_that_waits_for_the_first_one(fakensqd, 
     assert fakensqd.depth("t") == 3
 
 
-def test_take_takes_all_that_waits_for_the_first_channel(fakensqd):
+def test_take_takes_all_that_waits_for_the_first_channel_which_ends_with_the_command(fakensqd):
     fakensqd.publish("t", b"1", b"2", b"3")
 
     result = gnsq(fakensqd, "tail", "t", "-n", "1", "--take")
 
     assert result.stdout == "1\n"
     assert result.stderr.startswith("topic t has no channel, and 3 messages wait for its first one\n")
+    (subscribed,) = fakensqd.transcript.select("command", name="SUB")
+    assert subscribed.channel.endswith("#ephemeral")
     wait_until(lambda: not fakensqd.broker.topics["t"].channels)
     assert fakensqd.depth("t") == 0
 
@@ -319,18 +321,21 @@ def test_signal_gives_back_what_is_looked_at(fakensqd):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        pytest.param("--peek", "--peek looks at the messages of a channel that stays", id="no channel"),
-        pytest.param("--peek --channel c#ephemeral", "--peek looks at the messages of a channel that stays", id="ends"),
+        pytest.param("dead --peek", "--peek looks at the messages of a channel that stays", id="no channel"),
+        pytest.param("dead --peek --channel c#ephemeral", "looks at the messages of a channel that stays", id="ends"),
         pytest.param(
-            "--peek --channel reviw", "no nsqd has channel reviw of topic dead. A look makes none", id="a wrong name"
+            "dead --peek --channel reviw", "no nsqd has channel reviw of topic dead. A look makes none", id="wrong name"
         ),
-        pytest.param("--take --channel review", "leave --take or --channel out", id="take"),
+        pytest.param("dead --take --channel review", "leave --take or --channel out", id="take"),
+        pytest.param("dead --json --raw", "exclude each other", id="JSON and raw"),
+        pytest.param("dead --json --meta", "exclude each other", id="JSON and meta"),
+        pytest.param("", "no topic is given: give one or more, or --topic-pattern", id="no topic"),
     ],
 )
-def test_look_or_take_that_means_nothing_is_refused(fakensqd, words, text):
+def test_words_that_mean_nothing_are_refused(fakensqd, words, text):
     dead(fakensqd, b"1")
 
-    result = gnsq(fakensqd, "tail", "dead", *words.split())
+    result = gnsq(fakensqd, "tail", *words.split())
 
     assert (result.exit_code, result.stdout) == (2, "")
     assert text in result.stderr
@@ -379,30 +384,12 @@ def test_message_of_many_attempts_is_written(fakensqd):
     assert gnsq(fakensqd, "tail", "t", "-n", "1", "--channel", "c").stdout == "2\n"
 
 
-def test_default_channel_is_of_its_own_and_ends_with_the_command(fakensqd):
-    fakensqd.publish("t", b"1")
-
-    gnsq(fakensqd, "tail", "t", "-n", "1", "--take")
-
-    (subscribed,) = fakensqd.transcript.select("command", name="SUB")
-    assert subscribed.channel.endswith("#ephemeral")
-    wait_until(lambda: not fakensqd.broker.topics["t"].channels)
-
-
 def test_sample_is_asked_of_nsqd(fakensqd):
     with signalled_when(lambda: fakensqd.sessions and fakensqd.transcript.commands("RDY")):
         result = gnsq(fakensqd, "tail", "t", "--sample", "20")
 
     assert result.exit_code == 0
     assert '"sample_rate":20' in fakensqd.transcript.text().replace(" ", "")
-
-
-@pytest.mark.parametrize("other", ["--raw", "--meta"])
-def test_json_excludes_other_formats(fakensqd, other):
-    result = gnsq(fakensqd, "tail", "t", "--json", other)
-
-    assert result.exit_code == 2
-    assert "exclude each other" in result.stderr
 
 
 # --- the end
@@ -558,10 +545,3 @@ def test_pattern_chooses_topics(fakensqd):
     assert result.exit_code == 0
     assert sorted(result.stdout.split()) == ["clicks", "order-b"]
     assert list(fakensqd.broker.topics["order-a"].channels) == []
-
-
-def test_no_topic_is_a_wrong_command_line(fakensqd):
-    result = gnsq(fakensqd, "tail")
-
-    assert result.exit_code == 2
-    assert "no topic is given: give one or more, or --topic-pattern" in result.stderr

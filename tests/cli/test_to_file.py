@@ -1,32 +1,28 @@
 """gnsq to-file: files of messages, FIN after fsync, count, failures of the disk, signals and kills."""
 
-import base64
 import gzip
-import json
 import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 import zstandard
 
 from gnsq.cli.rotating_file import recover
 from gnsq.cli.to_file import FORMATS
-from tests.kit import channel_stats, child, refused_port, wait_for_program
-from tests.kit.commands import background, servers_of, signalled_when
+from tests.kit import channel_stats, refused_port, wait_for_program
+from tests.kit.commands import background, invoke, servers_of, signalled_when, started
 
 ROTATE_NEVER = ("--rotate-interval", "0")
 
 
 @pytest.fixture
-def to_file(invoke, fakensqd, tmp_path):
+def to_file(fakensqd, out):
     """Run gnsq to-file in this process, and return its result."""
 
-    def run(*arguments, topic="t"):
-        return invoke("to-file", topic, "-d", str(tmp_path / "out"), *servers_of(fakensqd), *arguments)
+    def run(*arguments, topics=("t",)):
+        return invoke("to-file", *topics, "-d", out, *servers_of(fakensqd), *arguments)
 
     return run
 
@@ -36,7 +32,7 @@ def out(tmp_path):
     return tmp_path / "out"
 
 
-def test_help_names_each_format(invoke):
+def test_help_names_each_format():
     shown = invoke("to-file", "--help").output
 
     assert all(f"{name}: " in shown for name in FORMATS)
@@ -91,18 +87,6 @@ def test_bodies_are_written_as_lines_and_finished(fakensqd, to_file, out, compre
     assert sorted(lines(out)) == bodies(500)
     assert [path.name.endswith(suffix) for path in files(out)] == [True]
     assert len(fakensqd.transcript.finished("t", "to-file")) == 500
-
-
-def test_json_has_the_fields_of_a_message(fakensqd, to_file, out):
-    fakensqd.publish("t", "grün\n".encode(), b"\xff")
-
-    to_file("-n", "2", "--format", "json")
-
-    first, second = (json.loads(line) for line in lines(out))
-    assert set(first) == {"id", "timestamp", "attempts", "nsqd", "topic", "body"}
-    assert (first["topic"], first["body"], first["attempts"]) == ("t", "grün\n", 1)
-    assert base64.b64decode(second["body_base64"]) == b"\xff"
-    assert files(out)[0].suffix == ".jsonl"
 
 
 def test_name_has_topic_channel_host_and_process(fakensqd, to_file, out):
@@ -276,90 +260,47 @@ def test_wrong_option_is_refused(to_file, out, arguments, text):
     assert not out.exists()
 
 
-# --- processes
+# --- signals and kills
 
 
-@pytest.fixture
-def start(fakensqd, out):
-    """Start gnsq to-file as a process; at the end of the block it is stopped, and must end with status 0."""
-
-    def command(*arguments):
-        return [
-            sys.executable,
-            "-m",
-            "gnsq",
-            "to-file",
-            "t",
-            "-d",
-            str(out),
-            "--nsqd",
-            fakensqd.tcp_address,
-            *arguments,
-        ]
-
-    class Started:
-        def __init__(self, *arguments, number=signal.SIGTERM):
-            self._child = child(*command(*arguments), stdout=subprocess.DEVNULL)
-            self._number = number
-
-        def __enter__(self):
-            self.process = self._child.__enter__()
-            return self
-
-        def stop(self):
-            self.process.send_signal(self._number)
-            self.err = self.process.communicate()[1]
-            assert self.process.returncode == 0, self.err
-
-        def kill(self):
-            self.process.kill()
-            self.process.wait()
-
-        def __exit__(self, kind, *error):
-            try:
-                if kind is None and self.process.returncode is None:
-                    self.stop()
-            finally:
-                self._child.__exit__(kind, *error)
-
-    return Started
-
-
-@pytest.mark.subprocess
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_completes_the_file_of_messages_that_wait(fakensqd, start, out, number):
+def test_signal_completes_the_file_of_messages_that_wait(fakensqd, to_file, out, number):
     fakensqd.publish("t", *bodies(20))
 
     # The interval is so long that no message is written before the signal.
-    with start("--sync-interval", "30", number=number) as started:
-        wait_for_program(started.process, lambda: fakensqd.in_flight("t", "to-file") == 20)
-        started.stop()
+    with signalled_when(lambda: fakensqd.in_flight("t", "to-file") == 20, number):
+        result = to_file("--sync-interval", "30")
 
+    assert result.exit_code == 0
+    assert "20 messages written" in result.output
     assert sorted(lines(out)) == bodies(20)
     assert len(fakensqd.transcript.finished("t")) == 20
-    assert "20 messages written" in started.err
-    assert "Traceback" not in started.err
+
+
+def test_signal_ends_the_command_while_no_nsqd_responds(to_file, out):
+    with signalled_when(out.exists):
+        result = to_file("--nsqd", f"127.0.0.1:{refused_port()}")
+
+    assert result.exit_code == 0
+    assert "0 messages written" in result.output
+
+
+def end(process):
+    process.send_signal(signal.SIGTERM)
+    errors = process.communicate()[1]
+    assert process.returncode == 0, errors
 
 
 @pytest.mark.subprocess
-def test_signal_ends_the_command_while_no_nsqd_responds(start, out):
-    with start("--nsqd", f"127.0.0.1:{refused_port()}") as started:
-        wait_for_program(started.process, out.exists)
-        started.stop()
+def test_two_processes_share_a_directory(fakensqd, out):
+    words = ("to-file", "t", "-d", out, "--sync-interval", "0.01", "--max-in-flight", "20")
 
-    assert "0 messages written" in started.err
-
-
-@pytest.mark.subprocess
-def test_two_processes_share_a_directory(fakensqd, start, out):
-    arguments = ("--sync-interval", "0.01", "--max-in-flight", "20")
-
-    with start(*arguments) as first, start(*arguments) as second:
-        wait_for_program(second.process, lambda: len(fakensqd.transcript.select("command", name="SUB")) == 2)
+    with started(fakensqd, *words) as first, started(fakensqd, *words) as second:
+        wait_for_program(second, lambda: len(fakensqd.transcript.select("command", name="SUB")) == 2)
         fakensqd.publish("t", *bodies(2000))
-        wait_for_program(first.process, lambda: len(fakensqd.transcript.finished("t")) == 2000)
-        first.stop()
-        second.stop()
+        wait_for_program(first, lambda: len(fakensqd.transcript.finished("t")) == 2000)
+        end(first)
+        end(second)
 
     assert sorted(lines(out)) == bodies(2000)
     assert len({path.name for path in files(out)}) == 2
@@ -369,8 +310,9 @@ def test_two_processes_share_a_directory(fakensqd, start, out):
 @pytest.mark.fakensqd(msg_timeout=0.5)
 @pytest.mark.subprocess
 @pytest.mark.parametrize("compress", ["none", "gzip", "zstd"])
-def test_kill_loses_no_message(fakensqd, start, out, compress):
-    arguments = ("--compress", compress, "--sync-interval", "0.005", "--rotate-size", "1K", "--max-in-flight", "20")
+def test_kill_loses_no_message(fakensqd, out, compress):
+    words = ("to-file", "t", "-d", out, "--compress", compress)
+    words += ("--sync-interval", "0.005", "--rotate-size", "1K", "--max-in-flight", "20")
     published = []
 
     def publish_more():
@@ -384,16 +326,17 @@ def test_kill_loses_no_message(fakensqd, start, out, compress):
         return len(fakensqd.transcript.finished("t")) >= 30
 
     publish_more()
-    with start(*arguments) as killed:
-        wait_for_program(killed.process, is_writing)
+    with started(fakensqd, *words) as killed:
+        wait_for_program(killed, is_writing)
         killed.kill()
+        killed.wait()
     assert len(finished(fakensqd)) >= 30
     assert finished(fakensqd) <= set(lines_after_recovery(out))
     # So the last one has begun when all is done.
     publish_more()
-    with start(*arguments) as last:
-        wait_for_program(last.process, lambda: fakensqd.depth("t", "to-file") + fakensqd.in_flight("t", "to-file") == 0)
-        last.stop()
+    with started(fakensqd, *words) as last:
+        wait_for_program(last, lambda: fakensqd.depth("t", "to-file") + fakensqd.in_flight("t", "to-file") == 0)
+        end(last)
 
     assert set(lines(out)) == set(published)
     assert [path for path in out.iterdir() if path.name.startswith(".")] == []
@@ -402,11 +345,11 @@ def test_kill_loses_no_message(fakensqd, start, out, compress):
 # --- several topics, filters, delimiters, and back again
 
 
-def test_each_topic_has_files_of_its_own_in_its_directory(fakensqd, invoke, out):
+def test_each_topic_has_files_of_its_own_in_its_directory(fakensqd, to_file, out):
     fakensqd.publish("a", b"1", b"2")
     fakensqd.publish("b", b"3")
 
-    result = invoke(*words(fakensqd, out, "a", "b", "-n", "3", "--name", "{topic}/{date}/%H"))
+    result = to_file("-n", "3", "--name", "{topic}/{date}/%H", topics=("a", "b"))
 
     found = {path.relative_to(out).parts[0]: path.read_bytes() for path in out.rglob("*.log")}
     assert result.exit_code == 0, result.output
@@ -416,21 +359,16 @@ def test_each_topic_has_files_of_its_own_in_its_directory(fakensqd, invoke, out)
     assert "to 2 files in" in result.output
 
 
-def words(nsqd, out, *arguments):
-    return ["to-file", *arguments, "-d", str(out), *servers_of(nsqd)]
-
-
-def test_pattern_finds_topics_that_are_created_later(fakensqd, invoke, out):
+def test_pattern_finds_topics_that_are_created_later(fakensqd, to_file, out):
     fakensqd.publish("order-a", b"1")
     fakensqd.publish("clicks", b"2")
-    arguments = words(fakensqd, out, "--topic-pattern", "^order", "--topic-refresh", "0.1", "-n", "2")
 
     def publish_later():
         fakensqd.wait_until(lambda nsqd: nsqd.transcript.delivered("order-a"))
         fakensqd.publish("order-b", b"3")
 
     with background(publish_later):
-        result = invoke(*arguments)
+        result = to_file("--topic-pattern", "^order", "--topic-refresh", "0.1", "-n", "2", topics=())
 
     assert result.exit_code == 0, result.output
     assert {path.name.partition(".")[0]: path.read_bytes() for path in files(out)} == {
@@ -439,20 +377,20 @@ def test_pattern_finds_topics_that_are_created_later(fakensqd, invoke, out):
     }
 
 
-def test_pattern_without_a_topic_waits_and_ends_at_idle(fakensqd, invoke, out):
-    result = invoke(*words(fakensqd, out, "--topic-pattern", "x", "--idle", "0.2"))
+def test_pattern_without_a_topic_waits_and_ends_at_idle(fakensqd, to_file):
+    result = to_file("--topic-pattern", "x", "--idle", "0.2", topics=())
 
     assert result.exit_code == 0
     assert "there are no topics that match x yet; asking again every 15 s" in result.output
     assert fakensqd.broker.topics == {}
 
 
-def test_topic_that_leads_out_of_the_directory_is_refused_or_left_out(fakensqd, invoke, out):
+def test_topic_that_leads_out_of_the_directory_is_refused_or_left_out(fakensqd, to_file, out):
     fakensqd.publish("..", b"1")
     fakensqd.publish("a", b"2")
 
-    named = invoke(*words(fakensqd, out, "..", "--name", "{topic}/x"))
-    matching = invoke(*words(fakensqd, out, "--topic-pattern", ".", "--name", "{topic}/x", "--idle", "0.2"))
+    named = to_file("--name", "{topic}/x", topics=("..",))
+    matching = to_file("--topic-pattern", ".", "--name", "{topic}/x", "--idle", "0.2", topics=())
 
     assert named.exit_code == 2
     assert "gives '../x', which is not a path below the directory" in named.output
@@ -463,18 +401,19 @@ def test_topic_that_leads_out_of_the_directory_is_refused_or_left_out(fakensqd, 
 BODIES = [b"1", "grün\n\u2028".encode(), b"\xff\x00", b'{"body": "x"}', bytes(range(256)), b"\xed\xa0\x80"]
 
 
-def test_pub_takes_back_json_byte_for_byte(fakensqd, to_file, invoke, out):
+def test_pub_takes_back_json_byte_for_byte(fakensqd, to_file, out):
     fakensqd.publish("t", *BODIES)
     to_file("--format", "json", "-n", str(len(BODIES)))
 
     (path,) = files(out)
-    result = invoke("pub", "back", str(path), "--format", "json", *servers_of(fakensqd))
+    result = invoke("pub", "back", path, "--format", "json", *servers_of(fakensqd))
 
     assert result.exit_code == 0, result.output
+    assert path.suffix == ".jsonl"
     assert fakensqd.messages("back") == BODIES
 
 
-def test_pub_takes_back_records_with_another_delimiter(fakensqd, to_file, invoke, out):
+def test_pub_takes_back_records_with_another_delimiter(fakensqd, to_file, out):
     fakensqd.publish("t", b"1\n2", b"3\n")
     to_file("--delimiter", r"\0", "-n", "2")
 
@@ -487,16 +426,15 @@ def test_pub_takes_back_records_with_another_delimiter(fakensqd, to_file, invoke
 
 
 @pytest.mark.subprocess
-def test_kill_loses_no_record_with_another_delimiter_in_a_directory(fakensqd, invoke, out):
-    options = ["t", "--name", "{topic}/x", "--sync-interval", "0.01"]
+def test_kill_loses_no_record_with_another_delimiter_in_a_directory(fakensqd, to_file, out):
+    options = ("--name", "{topic}/x", "--sync-interval", "0.01")
     fakensqd.publish("t", b"1")
-    arguments = words(fakensqd, out, *options, "--delimiter", ",")
 
-    with child(sys.executable, "-m", "gnsq", *arguments) as process:
+    with started(fakensqd, "to-file", "t", "-d", out, *options, "--delimiter", ",") as process:
         wait_for_program(process, lambda: len(fakensqd.transcript.finished("t")) == 1)
         process.kill()
         process.wait()
-    result = invoke(*words(fakensqd, out, *options, "--idle", "0.1"))
+    result = to_file(*options, "--idle", "0.1")
 
     assert f"recovered {out}/t/x.log" in result.output
     assert (out / "t/x.log").read_bytes() == b"1,"

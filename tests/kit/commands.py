@@ -1,6 +1,7 @@
 """Runs commands of gnsq: in this process, or as programs."""
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -27,6 +28,7 @@ def invoke(*arguments, command=command_line, signalled=None, **environment):
     """Run a command in this process; by default one of gnsq's. Afterwards the log is as it was.
 
     Args:
+        arguments: Of any type.
         signalled: A signal that comes before the command reads its arguments.
     """
     loggers = [logging.getLogger(name) for name in ("gnsq", "gnsq.discovery")]
@@ -36,10 +38,17 @@ def invoke(*arguments, command=command_line, signalled=None, **environment):
             if signalled is not None:
                 os.kill(os.getpid(), signalled)
             runner = CliRunner(env=environment)
-            return runner.invoke(command, arguments, prog_name="gnsq", obj=stop, catch_exceptions=False)
+            words = [str(each) for each in arguments]
+            return runner.invoke(command, words, prog_name="gnsq", obj=stop, catch_exceptions=False)
     finally:
         for logger, (logger.handlers, logger.propagate, level) in zip(loggers, before, strict=True):
             logger.setLevel(level)
+
+
+def invoke_json(*arguments):
+    """Run a command of gnsq with --json; returns the exit status and the document."""
+    result = invoke(*arguments, "--json")
+    return result.exit_code, json.loads(result.stdout)
 
 
 def gnsq(nsqd, *arguments, **options):
@@ -96,8 +105,8 @@ def background(function, number=None):
 
 
 def started(nsqd, *arguments, **options):
-    """Start a command as a program; returns the context manager of child()."""
-    words = [sys.executable, "-W", "error", "-m", "gnsq", *arguments, *servers_of(nsqd)]
+    """Start a command as a program, without the user's settings; returns the context manager of child()."""
+    words = [sys.executable, "-W", "error", "-m", "gnsq", *map(str, arguments), *servers_of(nsqd)]
     settings = {name: value for name, value in os.environ.items() if not name.startswith("GNSQ_")}
     environment = {**settings, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": "/nowhere"}
     return child(*words, env=environment, **options)
