@@ -46,37 +46,33 @@ def run(body):
     assert (done.stderr, done.returncode) == ("", 0)
 
 
-@pytest.mark.parametrize("server", ["FakeNsqd()", "FakeNsqd().in_thread()", "FakeLookupd().in_thread()"])
-def test_server_goes_down_and_comes_up_while_the_child_lives(server):
-    run(f"""
-with {server} as server, child():
-    assert connects(server.tcp_address) and connects(server.http_address)
-    server.down()
-    assert not connects(server.tcp_address) and not connects(server.http_address)
-    server.restart()
-    assert connects(server.tcp_address) and connects(server.http_address)
-    server.stop()
-    assert not connects(server.tcp_address)
+def test_server_goes_down_and_comes_up_while_the_child_lives():
+    run("""
+for made in (FakeNsqd(), FakeNsqd().in_thread(), FakeLookupd().in_thread()):
+    with made as server, child():
+        assert connects(server.tcp_address) and connects(server.http_address)
+        server.down()
+        assert not connects(server.tcp_address) and not connects(server.http_address)
+        server.restart()
+        assert connects(server.tcp_address) and connects(server.http_address)
+        server.stop()
+        assert not connects(server.tcp_address)
 """)
 
 
-@pytest.mark.parametrize(
-    ("server", "address"),
-    [
-        ("FakeCluster(2)", "nsqds[0].tcp_address"),
-        ("FakeCluster(2).in_thread()", "lookupds[0].http_address"),
-        ("FakeAuthServer()", "http_address"),
-        ("FakeAuthServer().in_thread()", "http_address"),
-    ],
-)
-def test_stopped_server_does_not_accept_in_the_child(server, address):
-    run(f"""
-with contextlib.ExitStack() as stack:
-    server = stack.enter_context({server})
-    address = server.{address}
-    with child():
-        stack.close()
-        assert not connects(address)
+def test_stopped_server_does_not_accept_in_the_child():
+    run("""
+for made, address_of in (
+    (FakeCluster(2), lambda cluster: cluster.nsqds[0].tcp_address),
+    (FakeCluster(2).in_thread(), lambda cluster: cluster.lookupds[0].http_address),
+    (FakeAuthServer(), lambda server: server.http_address),
+    (FakeAuthServer().in_thread(), lambda server: server.http_address),
+):
+    with contextlib.ExitStack() as stack:
+        address = address_of(stack.enter_context(made))
+        with child():
+            stack.close()
+            assert not connects(address)
 """)
 
 

@@ -1,14 +1,10 @@
 """The fixtures, in test runs of their own."""
 
-from importlib.metadata import entry_points
-
 import pytest
 
 from tests.kit import run_program
 
 pytest_plugins = ["pytester"]
-
-PLUGIN = [] if entry_points(group="pytest11", name="fakensqd") else ["-p", "fakensqd.pytest_plugin"]
 
 
 @pytest.fixture
@@ -16,10 +12,13 @@ def outcomes(pytester, monkeypatch):
     """Run a test file; give back how many passed, failed and so on, and the output."""
     # There pytest's summary repeats whole errors.
     monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others that are installed take long
 
     def run(code):
         pytester.makepyfile(code)
-        result = pytester.runpytest_inprocess("-q", *PLUGIN)
+        # The plugin is imported already.
+        options = ["-p", "fakensqd.pytest_plugin", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        result = pytester.runpytest_inprocess("-q", *options)
         return result.parseoutcomes(), result.stdout.str()
 
     return run
@@ -70,18 +69,23 @@ CONSUMER = """
 """
 
 
+IN_HUB = "@pytest.mark.fakensqd(threaded=False)"
+WAIT_UNTIL = "fakensqd.wait_until(lambda nsqd: nsqd.depth('t') == 7, timeout=100.0)"
+
+
 @pytest.mark.parametrize(
-    ("wait", "threaded"),
+    ("outcome", "marker", "wait", "threaded"),
     [
-        ("gevent.sleep(100)", False),
-        ("gevent.event.Event().wait()", False),
-        ("fakensqd.wait_until(lambda nsqd: nsqd.depth('t') == 7, timeout=100.0)", False),
-        ("fakensqd.wait_until(lambda nsqd: nsqd.depth('t') == 7, timeout=100.0)", True),
+        pytest.param("fail", "", "gevent.sleep(100)", False, id="fail in a sleep"),
+        pytest.param("fail", "", "gevent.event.Event().wait()", False, id="fail in a wait"),
+        pytest.param("fail", "", WAIT_UNTIL, False, id="fail in wait_until"),
+        pytest.param("fail", "", WAIT_UNTIL, True, id="fail in a thread"),
+        pytest.param("fail", IN_HUB, "gevent.event.Event().wait()", False, id="fail in the hub"),
+        pytest.param("fail", IN_HUB, WAIT_UNTIL, False, id="fail in wait_until in the hub"),
+        pytest.param("skip", "", WAIT_UNTIL, False, id="skip in wait_until"),
+        pytest.param("skip", IN_HUB, WAIT_UNTIL, True, id="skip in a thread beside the hub"),
     ],
-    ids=["sleep", "event", "wait_until", "thread"],
 )
-@pytest.mark.parametrize("marker", ["", "@pytest.mark.fakensqd(threaded=False)"], ids=["", "in hub"])
-@pytest.mark.parametrize("outcome", ["fail", "skip"])
 def test_outcome_that_a_handler_raises_ends_the_test(outcomes, outcome, marker, wait, threaded):
     found, output = outcomes(CONSUMER.format(outcome=outcome, marker=marker, wait=wait, threaded=threaded))
 
