@@ -232,7 +232,7 @@ def run_process(block: Block, nsqd: object, lookupd: object, folder: Path) -> st
     with child(*command, cwd=folder, env=environment, stdin=subprocess.PIPE) as program:
         if "until" in block.notes:
             try:
-                wait_until(lambda: program.poll() is not None or eval(block.notes["until"], given), 90)
+                wait_until(lambda: program.poll() is not None or eval(block.notes["until"], given), 90, pause=0.02)
             except AssertionError:
                 program.send_signal(signal.SIGABRT)  # faulthandler prints where it waits
             else:

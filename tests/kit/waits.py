@@ -27,11 +27,15 @@ def wait_for_program(process: subprocess.Popen[Any], condition: Callable[[], obj
         gevent.sleep(0.005)
 
 
-def wait_until(condition: Callable[[], object], limit: float = LIMIT) -> None:
-    """Wait until a condition is true, while other greenlets run; also for a channel. Fail after limit seconds."""
+def wait_until(condition: Callable[[], object], limit: float = LIMIT, *, pause: float = 0.001) -> None:
+    """Wait until a condition is true, while other greenlets run; also for a channel. Fail after limit seconds.
+
+    Args:
+        pause: Seconds between two looks: more of them for what a program does, whose start the looks would delay.
+    """
     with gevent.Timeout(limit, AssertionError(f"not so within {limit} s: {condition}")):
         while True:
             with contextlib.suppress(UnknownChannel):
                 if condition():
                     return
-            gevent.sleep(0.001)
+            gevent.sleep(pause)

@@ -6,6 +6,7 @@ import signal
 import socket
 
 import pytest
+from click.testing import CliRunner
 
 import gnsq
 from fakensqd.cli.main import command_line
@@ -16,31 +17,14 @@ from tests.kit.wire import request
 pytestmark = pytest.mark.subprocess
 
 
-@pytest.fixture
-def run_here(capsys):
-    """Run the command line in this process; returns its exit code, stdout and stderr."""
+def test_help_names_the_commands_and_version_the_emulated_one():
+    shown = CliRunner().invoke(command_line, ["--help"])
+    version = CliRunner().invoke(command_line, ["--version"], prog_name="fakensqd")
 
-    def run_here(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            command_line(arguments, prog_name="fakensqd")
-        return ended.value.code, *capsys.readouterr()
-
-    return run_here
-
-
-def test_help_names_the_commands(run_here):
-    code, out, err = run_here("--help")
-
-    assert (code, err) == (0, "")
-    assert 'exec fakensqd nsqd "$@"' in out
-    for name in ("nsqd", "nsqlookupd", "cluster"):
-        assert f"\n  {name} " in out
-
-
-def test_version_names_the_emulated_version(run_here):
-    version = f"fakensqd {gnsq.__version__}, emulates nsqd and nsqlookupd 1.3.0\n"
-
-    assert run_here("--version") == (0, version, "")
+    assert (shown.exit_code, version.exit_code) == (0, 0)
+    assert 'exec fakensqd nsqd "$@"' in shown.output
+    assert [name for name in ("nsqd", "nsqlookupd", "cluster") if f"\n  {name} " not in shown.output] == []
+    assert version.output == f"fakensqd {gnsq.__version__}, emulates nsqd and nsqlookupd 1.3.0\n"
 
 
 def cluster(*arguments):
