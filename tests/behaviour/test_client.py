@@ -5,9 +5,9 @@ import time
 import pytest
 
 from gnsq import Consumer, NsqdTCPClient
-from gnsq.errors import NSQBadMessage, NSQBadTopic, NSQInvalid, NSQMPubFailed
+from gnsq.errors import NSQBadMessage, NSQBadTopic, NSQInvalid
 from gnsq.protocol.frames import ERROR
-from tests.kit import bodies, channel_stats, wait_until
+from tests.kit import channel_stats, wait_until
 
 
 @pytest.fixture
@@ -18,30 +18,6 @@ def client(nsqd):
     made.identify()
     yield made
     made.close_stream()
-
-
-def test_identify_is_understood(client):
-    assert client.identity.response.keys() >= {"max_rdy_count", "version", "max_msg_timeout", "msg_timeout"}
-    assert client.identity.msg_timeout == 60.0
-
-
-def test_every_way_to_publish_arrives(producer, http, nsqd, topic):
-    producer.publish(topic, b"pub")
-    producer.multipublish(topic, [b"mpub 1", b"mpub\n2"])
-    http.publish(topic, "http")
-    http.multipublish(topic, ["lines 1", "lines 2"])
-    http.multipublish(topic, [b"bin\nary"], binary=True)
-
-    assert sorted(bodies(nsqd, topic)) == sorted(
-        [b"pub", b"mpub 1", b"mpub\n2", b"http", b"lines 1", b"lines 2", b"bin\nary"]
-    )
-
-
-def test_large_message_arrives_whole(producer, nsqd, topic):
-    body = bytes(range(256)) * 4096
-    producer.publish(topic, body)
-
-    assert bodies(nsqd, topic) == [body]
 
 
 def test_deferred_message_is_delivered_after_its_delay(producer, nsqd, topic):
@@ -149,10 +125,3 @@ def test_unknown_message_is_not_fatal(client, topic, command):
     assert (error.code, error.fatal) == (f"E_{command.decode()}_FAILED", False)
     client.close()
     client.check_ok(b"CLOSE_WAIT")
-
-
-def test_too_large_is_refused_by_nsqd(producer, nsqd, topic):
-    with pytest.raises((NSQBadMessage, NSQMPubFailed), match="message too big"):
-        producer.publish(topic, b"x" * 1_048_577)
-
-    assert producer.publish(topic, b"fits") == b"OK"

@@ -38,22 +38,6 @@ def test_no_needless_rdy_is_sent(fakensqd, topic):
     assert fakensqd.transcript.commands().count("RDY") == 3
 
 
-def test_in_flight_never_exceeds_the_limit(producer, nsqd, topic):
-    producer.multipublish(topic, [b"x"] * 500)
-    running, most, release = [], [], Event()
-
-    def handle(consumer, message):
-        running.append(message)
-        most.append(consumer.total_in_flight)
-        release.wait(0.001)
-        running.pop()
-
-    with Consumer(topic, "c", nsqd.tcp_address, message_handler=handle, max_in_flight=7):
-        wait_until(lambda: len(most) == 500)
-
-    assert max(most) <= 7
-
-
 def test_slow_messages_do_not_delay_the_others(producer, nsqd, topic):
     producer.multipublish(topic, [b"slow"] * 2 + [b"%d" % number for number in range(300)])
     done, release = [], Event()

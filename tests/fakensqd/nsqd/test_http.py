@@ -7,7 +7,7 @@ import pytest
 
 from fakensqd import FakeNsqd
 from fakensqd.nsqd.broker import Broker
-from fakensqd.nsqd.http import nsqd_application, tls_required_application
+from fakensqd.nsqd.http import nsqd_application
 from fakensqd.options import NsqdOptions
 from fakensqd.router import Request
 from gnsq.protocol.commands import multipublish_body
@@ -75,20 +75,6 @@ def call_chunked(server, path, body):
 def test_mpub_without_messages_makes_the_topic(api, server):
     assert api("POST", "/mpub?topic=t") == (200, "OK")
     assert "t" in server.broker.topics
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("GET", "/ping", b'{"message": "TLS_REQUIRED", "https_port": 4152}'),
-        ("POST", "/nothing", b'{"message": "TLS_REQUIRED", "https_port": 4152}'),
-    ],
-)
-def test_http_port_names_the_https_port_if_tls_is_required(server, method, path, body):
-    status, headers, data = call(tls_required_application(server), method, path)
-
-    assert (status, data) == (403, body)
-    assert headers["x-nsq-content-type"] == "nsq; version=1.0"
 
 
 @pytest.mark.parametrize(

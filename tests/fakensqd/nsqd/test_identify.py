@@ -2,15 +2,15 @@
 
 import json
 
-from fakensqd.effects import AskAuth, Close, Send, TlsEstablished
+from fakensqd.effects import AskAuth, TlsEstablished
 from fakensqd.nsqd.auth import Authorization, Grant
 from fakensqd.nsqd.broker import Broker
 from fakensqd.nsqd.identify import Settings, decode_identify
-from fakensqd.nsqd.session import Session
 from fakensqd.nsqd.stats import client_statistics
 from fakensqd.options import NsqdOptions
 from gnsq.protocol import commands
-from gnsq.protocol.frames import RESPONSE, FrameDecoder
+from gnsq.protocol.frames import RESPONSE
+from tests.fakensqd.nsqd.clients import SessionClient
 
 OK = (RESPONSE, b"OK")
 TLS = {"tls_cert": "cert.pem", "tls_key": "key.pem"}
@@ -19,30 +19,12 @@ AUTH = {"auth_http_addresses": ("a:1",)}
 ALL = Authorization(ttl=10.0, identity="me", identity_url="u", grants=(Grant(),))
 
 
-class Client:
-    """A session without a socket. Its methods return frames, and effects that are no Send."""
+class Client(SessionClient):
+    """A client of a broker with options, which has sent its magic."""
 
     def __init__(self, remote_address="127.0.0.1:1000", **options):
-        self.session = Session(Broker(NsqdOptions(**options)), remote_address=remote_address)
-        self.now = 0.0
-        self._decoder = FrameDecoder()
+        super().__init__(Broker(NsqdOptions(**options)), remote_address=remote_address)
         assert self.send(b"  V2") == []
-
-    def _decoded(self, effects):
-        found = []
-        for effect in effects:
-            found += self._decoder.feed(effect.data) if isinstance(effect, Send) else [effect]
-        return found
-
-    def send(self, data):
-        return self._decoded(self.session.receive(data, self.now))
-
-    def resume(self, answer):
-        return self._decoded(self.session.resume(answer, self.now))
-
-    def tick(self, now):
-        self.now = now
-        return self._decoded(self.session.tick(now))
 
     def identify(self, **asked):
         """Send IDENTIFY; return the features that the response confirms, and the effects after it."""
@@ -109,7 +91,8 @@ def test_read_deadline_is_suspended_while_tls_starts():
 
     assert client.tick(3.0) == [(RESPONSE, b"_heartbeat_")]
     assert client.session.due == 4.0
-    assert client.tick(4.5) == [Close()]
+    assert client.tick(4.5) == []
+    assert client.closed
 
 
 # --- AUTH -------------------------------------------------------------------------------------------------------------
@@ -140,9 +123,10 @@ def test_channel_deleted_during_a_request_to_the_auth_server_closes_the_connecti
     client.send(b"SUB t c\n")
     client.now = 11.0
     assert len(client.send(commands.publish("t", b"x"))) == 1
-    client.session._broker.delete_topic("t")
+    client.broker.delete_topic("t")
 
-    assert client.resume(ALL) == [Close()]
+    assert client.resume(ALL) == []
+    assert client.closed
 
 
 # --- statistics -------------------------------------------------------------------------------------------------------
@@ -153,6 +137,7 @@ def test_statistics_of_a_client_with_tls_and_auth():
     client.identify(tls_v1=True)
     client.resume(ESTABLISHED)
     client.authorized()
+    without_facts = Client(**AUTH).authorized(Authorization(ttl=1.0, grants=(Grant(),)))
 
     document = client_statistics(client.session)
 
@@ -160,11 +145,4 @@ def test_statistics_of_a_client_with_tls_and_auth():
     assert (document["authed"], document["auth_identity"], document["auth_identity_url"]) == (True, "me", "u")
     assert (document["tls"], document["tls_version"], document["tls_cipher_suite"]) == (True, "TLS1.3", "Unknown 4865")
     assert document["tls_negotiated_protocol_is_mutual"] is True
-
-
-def test_empty_facts_about_auth_are_left_out_of_statistics():
-    client = Client(**AUTH).authorized(Authorization(ttl=1.0, grants=(Grant(),)))
-
-    document = client_statistics(client.session)
-
-    assert {"authed", "auth_identity", "auth_identity_url"} & set(document) == {"authed"}
+    assert {"authed", "auth_identity", "auth_identity_url"} & {*client_statistics(without_facts.session)} == {"authed"}

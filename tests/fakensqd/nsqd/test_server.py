@@ -14,17 +14,6 @@ from tests.kit.wire import Client, consumer, request
 OK = (RESPONSE, b"OK")
 
 
-def body_and_attempts(frame):
-    kind, data = frame
-    assert kind == MESSAGE
-    _, attempts, _, body = decode_message(data)
-    return body, attempts
-
-
-def port(client):
-    return f":{client.socket.getsockname()[1]}"
-
-
 def test_message_times_out_while_the_server_is_stopped(nsqd, clock):
     reader = consumer(nsqd.tcp_address)
     request(nsqd.http_address, "POST", "/pub?topic=t", b"x")
@@ -81,18 +70,6 @@ def test_tls_and_compression_carry_messages_both_ways(tls_options, client_contex
     assert nsqd.errors == []
 
 
-def test_missing_tls_handshake_times_out(tls_options, clock):
-    with FakeNsqd(clock=clock, **tls_options) as nsqd:
-        client = Client(nsqd.tcp_address)
-        client.identify(tls_v1=True)
-        gevent.sleep(0)
-
-        wait_until(lambda: clock.advance(0.1) or not nsqd.sessions)
-
-        assert client.frame() == (1, b"E_IDENTIFY_FAILED IDENTIFY failed i/o timeout")
-        assert client.ended()
-
-
 def test_stop_ends_a_tls_handshake(tls_options):
     with FakeNsqd(**tls_options) as nsqd:
         client = Client(nsqd.tcp_address)
@@ -141,18 +118,6 @@ def test_stop_does_not_wait_for_the_auth_server():
 
         assert client.ended()
         assert nsqd.errors == []
-
-
-def test_message_of_a_consumer_is_delivered_to_the_one_that_has_waited(nsqd):
-    first, second = (consumer(nsqd.tcp_address) for _ in range(2))
-    for reader in (first, second):
-        reader.send(b"PUB other\n\x00\x00\x00\x01x")
-        assert reader.frame() == OK
-
-    second.send(commands.publish("t", b"hello"))
-
-    assert second.frame() == OK
-    assert body_and_attempts(first.frame()) == (b"hello", 1)
 
 
 def test_client_connects_by_a_unix_socket(socket_folder):

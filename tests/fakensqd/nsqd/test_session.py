@@ -8,60 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakensqd.effects import Close, Send
 from fakensqd.faults.control import FaultControl
 from fakensqd.nsqd import session
 from fakensqd.nsqd.broker import Broker
-from fakensqd.nsqd.session import NSQD, Session, State
+from fakensqd.nsqd.session import NSQD, State
 from fakensqd.options import NsqdOptions
 from gnsq.protocol import commands
-from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, FrameDecoder, decode_message
-
-
-class Client:
-    """A session and its client, without a socket: sends bytes, reads frames."""
-
-    def __init__(self, broker, **arguments):
-        self.broker = broker
-        self.woken = 0
-        self.now = 0.0
-        self.closed = False
-        self.sends = 0
-        self._decoder = FrameDecoder()
-        self.session = Session(broker, on_wake=self._wake, **arguments)
-
-    def _wake(self):
-        self.woken += 1
-        return True
-
-    def _frames(self, effects):
-        frames = []
-        for effect in effects:
-            match effect:
-                case Send(data):
-                    self.sends += 1
-                    frames += self._decoder.feed(data)
-                case Close():
-                    self.closed = True
-        return frames
-
-    def send(self, data):
-        return self._frames(self.session.receive(data, self.now))
-
-    def end(self):
-        return self._frames(self.session.end_of_input(self.now))
-
-    def pump(self):
-        return self._frames(self.session.pump(self.now))
-
-    def tick(self, now):
-        self.now = now
-        return self._frames(self.session.tick(now))
-
-    def bodies(self):
-        """Pump; returns the bodies of the messages."""
-        return [decode_message(data)[3] for kind, data in self.pump() if kind == MESSAGE]
-
+from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, decode_message
+from tests.fakensqd.nsqd.clients import SessionClient
 
 OK = [(RESPONSE, b"OK")]
 
@@ -73,13 +27,13 @@ def broker():
 
 @pytest.fixture
 def client(broker):
-    client = Client(broker)
+    client = SessionClient(broker)
     assert client.send(b"  V2") == []
     return client
 
 
 def consumer(broker, ready=1, identify=None, now=0.0, **arguments):
-    client = Client(broker, **arguments)
+    client = SessionClient(broker, **arguments)
     client.now = now
     client.send(b"  V2")
     if identify is not None:
@@ -132,7 +86,7 @@ COMMANDS = st.one_of(
 def test_responses_do_not_depend_on_how_bytes_are_split(parts, data):
     stream = b"  V2" + b"".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
-    whole, cut = Client(Broker()), Client(Broker())
+    whole, cut = SessionClient(Broker()), SessionClient(Broker())
 
     wanted = whole.send(stream) + whole.end()
     got = []
@@ -180,7 +134,7 @@ def test_each_command_has_a_line_above():
 @pytest.mark.parametrize("name", list(LINES))
 @pytest.mark.parametrize("state", list(State))
 def test_command_is_legal_in_the_states_of_the_table(broker, state, name):
-    client = Client(broker)
+    client = SessionClient(broker)
     client.send(WAYS[state])
     assert client.session.state == state
 
@@ -242,7 +196,7 @@ def test_session_of_a_deleted_channel_executes_no_commands(broker):
 def test_sub_beyond_max_channel_consumers_is_refused():
     broker = Broker(NsqdOptions(max_channel_consumers=1))
     consumer(broker)
-    client = Client(broker)
+    client = SessionClient(broker)
 
     frames = client.send(b"  V2SUB t c\n")
 
@@ -298,8 +252,6 @@ def test_finishes_of_one_read_need_no_calls(broker):
 
 # --- FINs that come together ------------------------------------------------------------------------------------------
 
-UNKNOWN = b"0123456789abcdef"
-
 
 def in_flight(count=4):
     """A client that has got messages and now has RDY 0, their ids, and the id of another client's message."""
@@ -320,10 +272,10 @@ def not_in_flight(message_id):
 def test_unknown_ids_among_finishes_are_errors_in_order():
     client, (first, second, third, fourth), foreign = in_flight()
 
-    frames = client.send(commands.finish_all([first, UNKNOWN, second, foreign, first, third, fourth]))
+    frames = client.send(commands.finish_all([first, ID, second, foreign, first, third, fourth]))
 
     does_not_own = (ERROR, b"E_FIN_FAILED FIN %s failed client does not own message" % foreign)
-    assert frames == [not_in_flight(UNKNOWN), does_not_own, not_in_flight(first)]
+    assert frames == [not_in_flight(ID), does_not_own, not_in_flight(first)]
     assert (client.session.finish_count, client.session.in_flight_count) == (4, 0)
     assert not client.closed
 
@@ -331,9 +283,9 @@ def test_unknown_ids_among_finishes_are_errors_in_order():
 def test_finishes_before_a_wrong_id_are_executed_and_those_after_it_are_not():
     client, (first, second, third, _), _ = in_flight()
 
-    frames = client.send(commands.finish_all([first, UNKNOWN, second]) + b"FIN 0\n" + commands.finish(third))
+    frames = client.send(commands.finish_all([first, ID, second]) + b"FIN 0\n" + commands.finish(third))
 
-    assert frames == [not_in_flight(UNKNOWN), (ERROR, b"E_INVALID invalid message ID")]
+    assert frames == [not_in_flight(ID), (ERROR, b"E_INVALID invalid message ID")]
     assert client.closed
     assert client.session.finish_count == 2
 
@@ -343,7 +295,7 @@ _, IDS, FOREIGN = in_flight()
 ANSWERS = st.builds(
     bytes.__mod__,
     st.sampled_from([b"FIN %s\n"] * 3 + [b"FIN %s\r\n", b"FIN %s x\n", b"REQ %s 0\n", b"TOUCH %s\n"]),
-    st.sampled_from([*IDS, FOREIGN, UNKNOWN]),
+    st.sampled_from([*IDS, FOREIGN, ID]),
 )
 OTHERS = st.sampled_from([b"NOP\n", b"CLS\n", commands.publish("u", b"FIN %s\n" % IDS[0]), b"FIN 0123456789abcde\r\n"])
 
@@ -398,7 +350,7 @@ def test_messages_wait_in_the_compressor_of_deflate(broker, asked):
 
 
 def test_magic_has_no_deadline(broker):
-    assert Client(broker).session.due == math.inf
+    assert SessionClient(broker).session.due == math.inf
 
 
 def test_incomplete_command_does_not_move_the_read_deadline(client):
@@ -418,7 +370,7 @@ def test_client_without_heartbeats_has_no_deadline_and_cannot_subscribe(client):
 
 
 def test_second_identify_keeps_heartbeats_and_msg_timeout_of_deliveries(broker):
-    client = Client(broker)
+    client = SessionClient(broker)
     client.send(b"  V2" + commands.identify({"heartbeat_interval": 5000, "msg_timeout": 5000}))
     client.send(commands.identify({"heartbeat_interval": 1000, "msg_timeout": 1000}))
     assert client.session.due == 2.0
