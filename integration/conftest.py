@@ -1,5 +1,8 @@
 """Fixtures of tests with real servers: the shared ones of tests/behaviour, and the account of a test."""
 
+import os
+import random
+
 import pytest
 
 from integration.account import Account
@@ -24,3 +27,11 @@ def account(request):
     request.node.user_properties.append(("account", str(account)))
     assert account.published, "nothing was published"
     assert account.lost == set()
+
+
+@pytest.fixture
+def chosen() -> random.Random:
+    """What a test chooses at random: the same in each run, but with another KILLS_SEED."""
+    seed = os.environ.get("KILLS_SEED", "1")
+    print(f"KILLS_SEED={seed}")
+    return random.Random(seed)

@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import random
 import shutil
 import sys
 import uuid
@@ -103,8 +102,8 @@ def test_same_bytes_as_nsq_to_file(nsqd, topic, tmp_path, compress):
 
 
 @pytest.mark.parametrize("compress", ["none", "gzip", "zstd"])
-def test_kills_lose_no_message(account, tmp_path, compress):
-    topic, out, rng = f"t-{uuid.uuid4().hex[:12]}", tmp_path / "out", random.Random()
+def test_kills_lose_no_message(account, tmp_path, compress, chosen):
+    topic, out = f"t-{uuid.uuid4().hex[:12]}", tmp_path / "out"
     arguments = ["--compress", compress, "--sync-interval", "0.01", "--rotate-size", "20K", "--max-in-flight", "100"]
     # nsqd delivers the messages of a killed process again after their timeout.
     with running("nsqd", "--msg-timeout=1s") as nsqd, Producer(nsqd.tcp_address) as producer:
@@ -115,7 +114,7 @@ def test_kills_lose_no_message(account, tmp_path, compress):
             with to_file(nsqd, topic, out, *arguments) as process:
                 for number in range(600):
                     account.publish(producer, topic, b"%d-%d" % (kill, number))
-                wanted = before + rng.randrange(500)
+                wanted = before + chosen.randrange(500)
                 wait_for_program(process, lambda wanted=wanted: finished(nsqd, topic, "to-file") >= wanted)
                 process.kill()
                 process.wait()

@@ -1,12 +1,11 @@
 """The pipeline on a standalone cluster, with external receivers: its processes, machines and nsqd are killed at
 random, and each event is in the archive once, and counted once.
 
-CLUSTER_KILLS_SECONDS is how long processes are killed, 5 unless said otherwise; CLUSTER_KILLS_SEED repeats an order.
+CLUSTER_KILLS_SECONDS is how long processes are killed, 5 unless said otherwise.
 """
 
 import contextlib
 import os
-import random
 import shlex
 import sys
 import threading
@@ -146,10 +145,7 @@ def victims(chosen):
         yield from chosen.sample(VICTIMS, len(VICTIMS))
 
 
-def test_kills_on_a_cluster_lose_and_double_no_event(stack, tmp_path):
-    seed = int(os.environ.get("CLUSTER_KILLS_SEED") or random.randrange(10**6))
-    print(f"CLUSTER_KILLS_SEED={seed}")
-    chosen = random.Random(seed)
+def test_kills_on_a_cluster_lose_and_double_no_event(stack, tmp_path, chosen):
     site = Site(stack, tmp_path, chosen)
     publisher = Publisher(site.nsqd)
     stack.callback(publisher.stop)

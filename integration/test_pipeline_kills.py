@@ -2,13 +2,11 @@
 counted once.
 
 PIPELINE_KILLS is the number of kills, 2 unless said otherwise; if it is given, tables on a local disk follow, which
-test_cluster_kills.py has in any case. PIPELINE_KILLS_SEED repeats an order. Maintenance runs after each batch, so that
-a kill may strike it.
+test_cluster_kills.py has in any case. Maintenance runs after each batch, so that a kill may strike it.
 """
 
 import contextlib
 import os
-import random
 import threading
 from collections import Counter
 
@@ -56,10 +54,7 @@ def output(request, tmp_path):
             yield output
 
 
-def test_kills_at_random_lose_and_double_no_event(output, tmp_path):
-    seed = int(os.environ.get("PIPELINE_KILLS_SEED") or random.randrange(10**6))
-    print(f"PIPELINE_KILLS_SEED={seed}")
-    chosen = random.Random(seed)
+def test_kills_at_random_lose_and_double_no_event(output, tmp_path, chosen):
     with contextlib.ExitStack() as stack:
         nsqd = stack.enter_context(running("nsqd", *DURABLE))
         path = tmp_path / "job.toml"

@@ -1,12 +1,9 @@
 """Kills lose no message: set(sink) == set(published), with a real nsqd. Duplicates are counted and printed.
 
-First a receiver alone, killed at each point between nsqd and spool; then all processes of a query and nsqd itself, in
-an order that SPARK_KILLS_SEED repeats.
+First a receiver alone, killed at each point between nsqd and spool; then all processes of a query and nsqd itself.
 """
 
 import contextlib
-import os
-import random
 import sys
 
 import pytest
@@ -98,9 +95,8 @@ def test_receiver_killed(point, spool, hub):
     report(f"receiver killed at {point!r}", numbered(COUNT), bodies_of(spool))
 
 
-def test_receiver_killed_at_random(spool, hub):
+def test_receiver_killed_at_random(spool, hub, chosen):
     """Kill the receiver three times, often after FINs."""
-    chosen = seeded()
     with contextlib.ExitStack() as stack:
         nsqd = stack.enter_context(running("nsqd", "--msg-timeout=2s"))
         publisher = Publisher(nsqd.tcp_address, pause=0.005)
@@ -116,8 +112,7 @@ def test_receiver_killed_at_random(spool, hub):
     report("receiver killed 3 times", published, bodies_of(spool))
 
 
-def test_processes_of_a_query_killed_at_random(tmp_path):
-    chosen = seeded()
+def test_processes_of_a_query_killed_at_random(tmp_path, chosen):
     kinds = [*KINDS, chosen.choice(ENDS)]
     chosen.shuffle(kinds)
     with contextlib.ExitStack() as stack:
@@ -147,12 +142,6 @@ def test_processes_of_a_query_killed_at_random(tmp_path):
         query.end()
 
     report(f"query, killed: {', '.join(kinds)}, group, nsqd", published, written(tmp_path))
-
-
-def seeded():
-    seed = os.environ.get("SPARK_KILLS_SEED") or str(random.randrange(10**6))
-    print(f"SPARK_KILLS_SEED={seed}")
-    return random.Random(seed)
 
 
 def report(what, published, found):
