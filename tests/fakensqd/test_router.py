@@ -43,19 +43,6 @@ def test_exception_of_a_handler_is_recorded_and_answered_by_500(router, errors):
     assert [str(error) for error in errors] == ["broken"]
 
 
-def test_path_with_a_slash_at_its_end_is_redirected(router):
-    status, headers, body = call(router, "GET", "/ping/", "a=<&>")
-
-    assert (status, headers["location"]) == (301, "/ping?a=<&>")
-    assert body == b'<a href="/ping?a=&lt;&amp;&gt;">Moved Permanently</a>.\n\n'
-
-
-@pytest.mark.parametrize("query", ["topic=%zz", "topic=%2", "a;b"])
-def test_malformed_query_is_refused(query):
-    with pytest.raises(HttpError, match="INVALID_REQUEST"):
-        Request(environ("GET", "/", query)).required("topic")
-
-
 def test_body_is_read_up_to_a_limit():
     request = Request(environ("POST", "/", body=b"hello"))
 

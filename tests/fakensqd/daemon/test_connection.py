@@ -375,47 +375,35 @@ OK = (RESPONSE, b"OK")
 PUB = commands.publish("t", b"body")
 
 
-def frames(client, count):
-    """Read in the background; so many frames, then the end."""
-    return gevent.spawn(lambda: ([client.frame() for _ in range(count)], client.ended()))
-
-
 LATE = [
-    pytest.param(on.reply("PUB"), [delay(3.0)], [OK], id="a reply"),
-    pytest.param(on.reply("PUB"), [delay(3.0, alone=True)], [OK], id="a reply, alone"),
-    pytest.param(on.reply("PUB"), [delay(3.0), disconnect(after=True)], [OK], id="a reply and the end"),
-    pytest.param(on.command("PUB"), [delay(3.0)], [OK], id="a command"),
+    pytest.param(PUB, on.reply("PUB"), [delay(3.0)], OK, id="a reply"),
+    pytest.param(PUB, on.reply("PUB"), [delay(3.0, alone=True)], OK, id="a reply, alone"),
+    pytest.param(PUB, on.reply("PUB"), [delay(3.0), disconnect(after=True)], OK, id="a reply and the end"),
+    pytest.param(PUB, on.command("PUB"), [delay(3.0)], OK, id="a command"),
+    pytest.param(
+        b"PUB t\n\0\0",
+        on.command("PUB"),
+        [delay(3.0)],
+        (ERROR, b"E_BAD_MESSAGE PUB failed to read message body size"),
+        id="half a command",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("match", "actions", "expected"), LATE)
-def test_delayed_reply_reaches_a_half_closed_client(nsqd, clock, match, actions, expected):
+@pytest.mark.parametrize(("sent", "match", "actions", "expected"), LATE)
+def test_delayed_reply_reaches_a_half_closed_client(nsqd, clock, sent, match, actions, expected):
     nsqd.add(match, *actions)
     client = Client(nsqd.tcp_address)
 
-    client.send(PUB)
+    client.send(sent)
     client.socket.shutdown(socket.SHUT_WR)
-    reader = frames(client, len(expected))
+    reader = gevent.spawn(lambda: (client.frame(), client.ended()))
     wait_until(lambda: nsqd.transcript.fired())
     clock.advance(2.9)
     assert not reader.ready()
     clock.advance(0.2)
 
     assert reader.get(timeout=10) == (expected, True)
-
-
-def test_delayed_error_reaches_a_half_closed_client(nsqd, clock):
-    nsqd.add(on.command("PUB"), delay(3.0))
-    client = Client(nsqd.tcp_address)
-
-    client.send(b"PUB t\n\0\0")
-    client.socket.shutdown(socket.SHUT_WR)
-    reader = frames(client, 1)
-    wait_until(lambda: nsqd.transcript.fired())
-    clock.advance(3.0)
-
-    answer = (ERROR, b"E_BAD_MESSAGE PUB failed to read message body size")
-    assert reader.get(timeout=10) == ([answer], True)
 
 
 def test_disconnected_client_with_a_delayed_reply_gets_no_message(nsqd, clock):
