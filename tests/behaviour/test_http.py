@@ -274,6 +274,12 @@ def test_nsqlookupd_answers_info_and_ping(lookup):
     assert isinstance(lookup.nodes()["producers"], list)
 
 
+@pytest.mark.parametrize("call", ["lookup", "channels", "create_topic", "delete_topic"])
+def test_bad_names_are_refused_before_anything_is_sent(lookup, call):
+    with pytest.raises(ValueError, match="topic name 'bad topic'"):
+        getattr(lookup, call)("bad topic")
+
+
 LOOKUPD_CASES = [
     ("GET", "lookup", {}, (400, "MISSING_ARG_TOPIC")),
     ("POST", "topic/create", {"topic": "t!"}, (400, "INVALID_ARG_TOPIC")),

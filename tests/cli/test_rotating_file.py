@@ -4,13 +4,13 @@ import contextlib
 import fcntl
 import gzip
 import os
-import resource
 import tracemalloc
 
 import pytest
 import zstandard
 
 from gnsq.cli.rotating_file import COMPRESSIONS, RotatingFile, file_stem, recover
+from tests.kit.limits import largest_file
 
 # 2023-11-14 22:13:20 UTC.
 NOW = 1_700_000_000.0
@@ -241,16 +241,6 @@ def test_write_returns_after_the_file_and_its_directory_are_synced(make, tmp_pat
 
     part = str(tmp_path / ".x.221320.log.part")
     assert synced == [part, str(tmp_path), part]
-
-
-@contextlib.contextmanager
-def largest_file(size):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @EACH_COMPRESSION

@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import resource
 import shutil
 import signal
 
@@ -13,6 +12,7 @@ from gnsq.cli.rotating_file import recover
 from gnsq.cli.to_file import FORMATS
 from tests.kit import channel_stats, refused_port, wait_for_program
 from tests.kit.commands import background, invoke, servers_of, signalled_when, started
+from tests.kit.limits import largest_file
 
 ROTATE_NEVER = ("--rotate-interval", "0")
 
@@ -185,13 +185,9 @@ def test_message_is_written_before_its_timeout_even_if_the_interval_is_longer(fa
 
 def test_full_disk_is_an_error_and_the_messages_are_requeued(fakensqd, to_file, out):
     fakensqd.publish("t", *bodies(10))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50, before[1]))
 
-    try:
+    with largest_file(50):
         result = to_file("--sync-interval", "200ms")  # so that all are in one batch
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     assert result.exit_code == 1
     assert "File too large. 10 messages were requeued. Free space" in result.output

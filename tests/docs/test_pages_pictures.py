@@ -18,21 +18,13 @@ PICTURES = sorted((Path(__file__).parents[2] / "docs/pages/pictures").glob("*.sv
 MAX_BYTES = 8192
 MIN_PIXELS = 13
 
-each_picture = pytest.mark.parametrize("picture", PICTURES, ids=[picture.stem for picture in PICTURES])
 
-
-@each_picture
-def test_picture_is_small_and_has_a_title(picture):
-    root = ElementTree.parse(picture).getroot()
+@pytest.mark.parametrize("picture", PICTURES, ids=[picture.stem for picture in PICTURES])
+def test_picture_is_small_has_a_title_loads_nothing_and_its_letters_are_large(picture):
+    root, text = ElementTree.parse(picture).getroot(), picture.read_text()
 
     assert picture.stat().st_size < MAX_BYTES
     assert root.find("{http://www.w3.org/2000/svg}title").text == root.get("aria-label")
-
-
-@each_picture
-def test_picture_loads_nothing_and_its_letters_are_large(picture):
-    text = picture.read_text()
-
     assert re.findall(r"(?:https?:)?//[^\"' )]+", text) == ["http://www.w3.org/2000/svg"]
     sizes = [int(size) for size in re.findall(r"(?:font:|font-size:)(\d+)px", text)]
     assert sizes

@@ -1,7 +1,9 @@
-"""Clients of all kinds, each as a test of a project that uses it: gevent, asyncio, plain threads, other libraries."""
+"""Clients of all kinds, each as a test of a project that uses it: gevent, asyncio, plain threads.
+
+Other libraries are in the tests of docs/pages/fakensqd/any-client.md.
+"""
 
 import asyncio
-import json
 import socket
 import threading
 
@@ -11,7 +13,6 @@ import gnsq
 from gnsq.protocol import commands
 from gnsq.protocol.commands import MAGIC_V2
 from gnsq.protocol.frames import MESSAGE, OK, FrameDecoder, decode_message
-from tests.kit import wait_until
 
 # --- gevent
 
@@ -94,52 +95,3 @@ def test_client_on_plain_threads(fakensqd):
 
     assert failures == []
     assert len(set(fakensqd.messages("orders"))) == 200
-
-
-# --- other libraries, where they are installed
-
-
-def test_asyncnsq_client(fakensqd):
-    asyncnsq = pytest.importorskip("asyncnsq")
-    host, port = fakensqd.tcp_address.split(":")
-
-    async def talk():
-        writer = await asyncnsq.create_writer(host=host, port=int(port))
-        await writer.pub("orders", "42")
-        writer.close()
-        reader = await asyncnsq.create_reader(nsqd_tcp_addresses=[f"{host}:{port}"])
-        await reader.subscribe("orders", "billing")
-        message = await anext(aiter(reader.messages()))
-        await message.fin()
-        reader.close()
-        return message.body
-
-    assert asyncio.run(asyncio.wait_for(talk(), 20)) == b"42"
-    wait_until(lambda: len(fakensqd.transcript.finished()) == 1)
-
-
-def test_pynsq_client(fakensqd):
-    nsq = pytest.importorskip("nsq")
-    ioloop = pytest.importorskip("tornado.ioloop")
-    got = []
-
-    async def talk():
-        loop = ioloop.IOLoop.current()
-        done = asyncio.Event()
-
-        def handle(message):
-            got.append(json.loads(message.body))
-            loop.add_callback(done.set)
-            return True
-
-        reader = nsq.Reader(
-            topic="orders", channel="billing", nsqd_tcp_addresses=[fakensqd.tcp_address], message_handler=handle
-        )
-        await asyncio.wait_for(done.wait(), 20)
-        reader.close()
-
-    fakensqd.publish("orders", b"42")
-    asyncio.run(talk())
-
-    assert got == [42]
-    wait_until(lambda: len(fakensqd.transcript.finished()) == 1)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fakensqd import FakeLookupd
 from fakensqd.options import NsqdOptions, TlsRequired
 
 TLS = {"tls_cert": "cert.pem", "tls_key": "key.pem"}
@@ -51,6 +52,11 @@ def test_option_out_of_bounds_is_refused(given, text):
 def test_switch_is_a_bool():
     with pytest.raises(TypeError, match="snappy must be bool, not 'false'"):
         NsqdOptions(snappy="false")
+
+
+def test_options_are_those_of_the_daemon():
+    with pytest.raises(TypeError, match="FakeLookupd has no option lifetime"):
+        FakeLookupd(lifetime=1)
 
 
 @pytest.mark.parametrize("addresses", ["a:1", ["a:1"], ("a:1",)])

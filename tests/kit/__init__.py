@@ -8,7 +8,7 @@
   refused_port() and silent_port() are addresses without a server, MemoryTransport is a transport whose peer is the
   test. ``http_peer`` sends the bytes of a test as responses, ``wire`` is a client of nsqd: bytes out, frames in.
 - ``nsqd``: channel_stats() and bodies() of a fake or a real nsqd.
-- ``tracing`` interrupts a block at a line or a bytecode, ``limits`` asks for open files.
+- ``tracing`` interrupts a block at a line or a bytecode, ``limits`` asks for open files, and fills the disk.
 
 The fixtures of all folders are in tests/conftest.py: ``clock``, ``nsqd`` and ``nsqds`` on it, ``lines`` of the log. An
 nsqd in real time is the public fixture ``fakensqd``, and what helps users' tests, too, belongs there.
