@@ -1,7 +1,6 @@
 """Servers are killed, stopped and started under load: no confirmed message is lost."""
 
 import contextlib
-import resource
 import time
 
 import gevent
@@ -9,8 +8,6 @@ import pytest
 from gevent.event import Event
 
 from gnsq import Consumer, NsqdHTTPClient, Producer
-from gnsq.errors import NSQHttpError
-from integration.chaos.ledger import RECORD_HEADER, is_torn
 from integration.servers import Daemon, needs_programs, running
 from tests.kit import channel_stats, wait_until
 
@@ -105,55 +102,6 @@ def test_consumer_does_not_starve_though_nsqd_counts_a_message_twice(topic, tmp_
         nsqd.stop()
 
     assert got == [b"first", b"first", b"second"]
-
-
-@contextlib.contextmanager
-def no_room(nsqd, size):
-    """Let no file of an nsqd get longer: of what it writes beyond, it writes a part and fails, as on a full disk."""
-    pid = nsqd.process.pid
-    limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
-
-
-@pytest.mark.parametrize(
-    ("part", "torn"),
-    [
-        pytest.param(RECORD_HEADER - 10, b"written", id="a part of the header"),
-        pytest.param(RECORD_HEADER + 4, b"no rten", id="a part of the body"),
-    ],
-)
-def test_nsqd_tears_the_message_that_it_writes_after_one_without_room(topic, tmp_path, part, torn):
-    """A fault of nsqd, which it confirms as written. It is what the judge of chaos lets a full disk explain."""
-    cut, written = b"no room", b"written, and confirmed"
-    nsqd = Daemon("nsqd", str(tmp_path), "--mem-queue-size=0")
-    nsqd.start()
-    try:
-        with NsqdHTTPClient.from_url(nsqd.http_address) as client:
-            client.create_topic(topic)
-            # nsqd's reader has the first message before it writes the second, so it reads that with what follows it.
-            client.publish(topic, b"first")
-            client.publish(topic, b"second")
-            with no_room(nsqd, (tmp_path / f"{topic}.diskqueue.000000.dat").stat().st_size + part):
-                with pytest.raises(NSQHttpError, match="nsqd is shutting down, or could not write to its disk"):
-                    client.publish(topic, cut)
-                with pytest.raises(NSQHttpError, match="NOK"):
-                    client.ping()
-            got = []
-            with Consumer(topic, "c", nsqd.tcp_address, message_handler=lambda _, message: got.append(message.body)):
-                wait_until(lambda: len(got) == 2, LIMIT)
-                client.publish(topic, written)
-                wait_until(lambda: len(got) == 3, LIMIT)
-            health = client.ping()
-    finally:
-        nsqd.stop()
-
-    assert got == [b"first", b"second", torn]
-    assert is_torn(torn, [cut], [cut, written])
-    assert health == b"OK"
 
 
 def test_long_and_deferred_messages_are_worked_on_once(account, topic):
