@@ -1,4 +1,4 @@
-"""docs/pages/design.md and changing.md, and the numbered walks at the top of six modules, agree with the code."""
+"""docs/design.md and changing.md, and the numbered walks at the top of six modules, agree with the code."""
 
 import ast
 import re
@@ -86,10 +86,10 @@ def test_walk_visits_few_files(module, limit):
     assert len(files) <= limit
 
 
-# --- docs/pages/design.md and changing.md
+# --- docs/design.md and changing.md
 
-DESIGN = (ROOT / "docs/pages/design.md").read_text()
-CHANGES = (ROOT / "docs/pages/changing.md").read_text()
+DESIGN = (ROOT / "docs/design.md").read_text()
+CHANGES = (ROOT / "docs/changing.md").read_text()
 
 
 def tree():
@@ -129,4 +129,4 @@ def test_names_that_a_change_touches_exist():
 
 
 def test_readme_leads_to_the_design():
-    assert "(docs/pages/design.md)" in (ROOT / "README.md").read_text()
+    assert "(docs/design.md)" in (ROOT / "README.md").read_text()
