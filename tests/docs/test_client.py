@@ -89,7 +89,7 @@ def test_layers_example_publishes(tmp_path):
 
 
 def test_signals_example_connects_receivers(fakensqd, capsys):
-    names = run(example("reference/signals.md", "Signals"), fakensqd)
+    names = run(example("reference/api/signals.md", "Signals"), fakensqd)
 
     with names["consumer"] as consumer:
         consumer.on_backoff.send(consumer, phase="start", failures=1, duration=1.0)

@@ -100,7 +100,7 @@ def exceptions():
 
 
 def test_all_exceptions_have_a_row():
-    shown = hooks.generated(REFERENCE["reference/errors.md"])
+    shown = hooks.generated(REFERENCE["reference/api/errors.md"])
 
     assert len(exceptions()) > 40
     assert [name for name in exceptions() if f"| `{name}` " not in shown] == []
