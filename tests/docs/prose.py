@@ -48,7 +48,6 @@ PAGES = (
     "guides/kubernetes.md",
     "guides/logging.md",
     "guides/metrics.md",
-    "guides/outage-or-poison.md",
     "guides/producing.md",
     "guides/several-consumers.md",
     "guides/systemd.md",

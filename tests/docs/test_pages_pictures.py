@@ -82,7 +82,7 @@ def test_plot_of_an_outage_is_measured():
     assert outage.PICTURE.read_text() == outage.picture()
 
 
-OUTAGES = table("guides/outage-or-poison.md", "An hour without a database", "a message every")
+OUTAGES = table("guides/dead-letters.md", "An hour without a database", "a message every")
 
 
 @pytest.mark.parametrize("row", OUTAGES, ids=lambda row: f"{row[0]} {row[1]}")
