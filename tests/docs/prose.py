@@ -53,7 +53,6 @@ PAGES = (
     "guides/systemd.md",
     "guides/threads.md",
     "guides/tls-and-auth.md",
-    "guides/tracing.md",
     "guides/web-frameworks.md",
     "fakensqd/cookbook.md",
     "fakensqd/first-test.md",
