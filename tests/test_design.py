@@ -1,6 +1,7 @@
 """docs/design.md and changing.md, and the numbered walks at the top of six modules, agree with the code."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -20,6 +21,7 @@ WALKS = {
 NAMES = re.compile(r"((?:`[\w.]+`(?:, and |, | and | or )?)+)(?:(?<=`) in ([\w/]+\.py))?")
 
 
+@functools.cache
 def steps(module):
     """The numbered steps of the comment that follows a module's docstring, each as one line."""
     text = (ROOT / module).read_text()
@@ -49,6 +51,7 @@ def visited(module, step):
             yield path if (ROOT / path).exists() else file, name
 
 
+@functools.cache
 def defined(path):
     """What a file defines: functions, classes, Class.method, and names that are assigned in the module or a class."""
 

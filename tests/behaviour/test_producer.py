@@ -46,7 +46,7 @@ def channel(nsqd, topic):
     ],
 )
 def test_confirmed_messages_are_stored_once(nsqd, topic, channel, held, options):
-    bodies = [b"%04d" % number for number in range(1000)]
+    bodies = [b"%04d" % number for number in range(500)]
     with Producer(nsqd.tcp_address, **options) as producer:
         jobs = [gevent.spawn(producer.publish, topic, body) for body in bodies]
         gevent.joinall(jobs, raise_error=True)

@@ -324,7 +324,7 @@ def test_member_with_a_wrong_byte_is_cut(leave, tmp_path, compress, suffix):
 
 @pytest.mark.parametrize(("compress", "suffix"), SUFFIXES[1:])
 def test_recovery_of_a_small_file_takes_little_memory(leave, tmp_path, compress, suffix):
-    leave(COMPRESSIONS[compress].encode()(bytes(128 << 20)), f"x{suffix}")
+    leave(COMPRESSIONS[compress].encode()(bytes(64 << 20)), f"x{suffix}")
 
     tracemalloc.start()
     try:
