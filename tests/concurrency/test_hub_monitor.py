@@ -246,13 +246,16 @@ PREAMBLE = """
     logging.basicConfig(format="%(levelname)s %(message)s")
     logged = []
     hub_monitor.logger.addFilter(lambda record: logged.append(record) or True)
+    def is_logged():
+        return any("in hold_the_hub" in record.getMessage() for record in logged)
     def wait_until_the_end_is_logged():
         with gevent.Timeout(30):
-            while len(logged) < 2:
+            # A busy machine may cause other blocks.
+            while not is_logged() or "in hold_the_hub" in logged[-1].getMessage():
                 gevent.sleep(0.01)
     native_sleep = monkey.get_original("time", "sleep")
     def hold_the_hub():
-        while not logged:
+        while not is_logged():
             native_sleep(0.01)
 """
 
@@ -274,24 +277,7 @@ PATCH = "from gevent import monkey; monkey.patch_all()\n"
 
 
 @pytest.mark.subprocess
-def test_block_is_logged_in_a_patched_process():
-    _, logged = run(
-        """
-        monitor = HubMonitor.acquire()
-        gevent.spawn(hold_the_hub).join()
-        wait_until_the_end_is_logged()
-        monitor.release()
-        """,
-        PATCH,
-    )
-
-    assert logged.count("WARNING") == 2
-    assert logged.count("in hold_the_hub") == 1
-
-
-@pytest.mark.parametrize("before", ["", PATCH], ids=["plain", "patched"])
-@pytest.mark.subprocess
-def test_block_inside_a_log_handler_is_logged_afterwards(before):
+def test_block_inside_a_log_handler_is_logged_afterwards():
     _, logged = run(
         """
         class Slow(logging.StreamHandler):
@@ -305,7 +291,7 @@ def test_block_inside_a_log_handler_is_logged_afterwards(before):
         wait_until_the_end_is_logged()
         monitor.release()
         """,
-        before,
+        PATCH,
     )
 
     assert "in hold_the_hub" in logged
