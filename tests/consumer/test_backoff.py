@@ -70,15 +70,6 @@ def phases(consumer):
     return events
 
 
-def test_pauses_double_with_each_failure_up_to_the_longest(nsqd, clock, publish, started, worker):
-    started(worker, nsqd, max_tries=0, max_backoff_duration=8, **EXACT)
-    publish(nsqd, b"x")
-
-    clock.advance(1 + 2 + 4 + 8 + 8 + 8)
-
-    assert worker.times == [0, 1, 3, 7, 15, 23, 31]
-
-
 def test_successes_halve_the_pause_until_there_is_none(nsqd, clock, publish, started, worker):
     consumer = started(worker, nsqd, max_in_flight=10, **EXACT)
     events = phases(consumer)
@@ -204,35 +195,6 @@ def test_requeue_without_backoff_is_neither_success_nor_failure(nsqd, clock, pub
     assert consumer.stats().backoff == "off"
 
 
-@pytest.mark.parametrize(
-    ("raised", "options", "failures"),
-    [
-        pytest.param(RuntimeError(), {}, 1, id="exception"),
-        pytest.param(NSQRequeueMessage(), {}, 1, id="requeue"),
-        pytest.param(NSQRequeueMessage(), {"backoff_on_requeue": False}, 0, id="requeue, not wanted"),
-        pytest.param(NSQRequeueMessage(backoff=True), {"backoff_on_requeue": False}, 1, id="requeue that says yes"),
-        pytest.param(NSQRequeueMessage(backoff=False), {}, 0, id="requeue that says no"),
-        pytest.param(RuntimeError(), {"max_backoff_duration": 0}, 0, id="off"),
-    ],
-)
-def test_exceptions_of_handlers_that_count_as_failures(nsqd, publish, started, raised, options, failures):
-    def handle(consumer, message):
-        raise raised
-
-    consumer = started(handle, nsqd, **options)
-    publish(nsqd, b"x", b"y")
-
-    assert consumer.stats().backoff_failures == failures
-
-
-@pytest.mark.parametrize(("counts", "failures"), [(True, 1), (False, 0)])
-def test_requeue_by_hand_counts_as_a_failure_unless_backoff_is_false(nsqd, publish, started, counts, failures):
-    consumer = started(lambda _, message: message.requeue(10_000, backoff=counts), nsqd)
-    publish(nsqd, b"x", b"y")
-
-    assert consumer.stats().backoff_failures == failures
-
-
 # Answers of a handler: a number is the nsqd whose message is answered.
 FIRST_PAUSES = [
     pytest.param("0 fails, 0 fails", True, id="two failures"),
@@ -270,9 +232,10 @@ def test_pause_begins_with_the_second_failure_in_a_row(nsqds, publish, started, 
     assert consumer.stats().backoff == ("waiting" if is_paused else "off")
 
 
-@pytest.mark.parametrize("in_flight", [1, 50])
-@pytest.mark.parametrize("bad", [{500}, set(range(0, 1000, 50))], ids=["poison", "2 % fail once"])
-def test_failures_among_messages_that_work_never_pause(nsqd, clock, publish, started, in_flight, bad):
+@pytest.mark.parametrize(
+    ("bad", "in_flight"), [({150}, 1), (set(range(0, 300, 50)), 50)], ids=["poison", "2 % fail once"]
+)
+def test_failures_among_messages_that_work_never_pause(nsqd, clock, publish, started, bad, in_flight):
     def handle(consumer, message):
         clock.sleep(0.01)
         if int(message.body) in bad and (len(bad) == 1 or message.attempts == 1):
@@ -280,11 +243,11 @@ def test_failures_among_messages_that_work_never_pause(nsqd, clock, publish, sta
 
     consumer = started(handle, nsqd, max_in_flight=in_flight)
     events = phases(consumer)
-    publish(nsqd, *[b"%d" % number for number in range(1000)])
-    clock.advance(0.01 * 1000 / in_flight + 0.2)
+    publish(nsqd, *[b"%d" % number for number in range(300)])
+    clock.advance(0.01 * 300 / in_flight + 0.2)
 
     assert events == []
-    assert consumer.stats().counts.finished >= 1000 - len(bad)
+    assert consumer.stats().counts.finished >= 300 - len(bad)
 
 
 PAUSES = [

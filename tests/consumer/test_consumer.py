@@ -26,43 +26,6 @@ def send(fakensqd):
         yield lambda *bodies: producer.multipublish("t", list(bodies))
 
 
-@pytest.mark.parametrize(
-    ("raised", "told"),
-    [pytest.param(NSQRequeueMessage, [], id="requeue"), pytest.param(gevent.Timeout, [gevent.Timeout], id="timeout")],
-)
-def test_only_a_requeue_is_no_failure(nsqd, clock, publish, started, raised, told):
-    attempts, errors = [], []
-
-    def handle(consumer, message):
-        attempts.append(message.attempts)
-        if message.attempts == 1:
-            raise raised
-
-    consumer = started(handle, nsqd)
-    consumer.on_exception.connect(lambda sender, message, error: errors.append(type(error)), weak=False)
-    publish(nsqd, b"x")
-    clock.advance(10.0)
-
-    assert (attempts, errors) == ([1, 2], told)
-    assert consumer.total_in_flight == 0
-
-
-def test_handler_that_answers_itself_is_not_answered_again(nsqd, clock, publish, started):
-    handled = []
-
-    def handle(consumer, message):
-        handled.append(message.attempts)
-        if message.attempts == 1:
-            message.requeue(0)
-
-    started(handle, nsqd)
-    publish(nsqd, b"x")
-    clock.advance(10.0)
-
-    assert handled == [1, 2]
-    assert nsqd.errors == []
-
-
 def test_concurrency_one_keeps_the_order(send, consume):
     got, running = [], [0]
 
@@ -98,33 +61,15 @@ def test_heartbeats_are_answered_while_handlers_compute(fakensqd, send, consume)
     answered.set()
 
 
-def test_max_in_flight_can_be_changed(send, consume):
-    consumer = consume(lambda consumer, message: None, max_in_flight=5)
-
-    send(b"x")
-    wait_until(lambda: consumer.total_ready_count == 5)
-    consumer.max_in_flight = "9"
-
-    assert (consumer.max_in_flight, consumer.total_ready_count, consumer.concurrency) == (9, 9, 9)
-    with pytest.raises(ValueError, match="max_in_flight 0 must be at least 1"):
-        consumer.max_in_flight = 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "words"),
     [
         pytest.param(("bad topic", "c", "h"), {}, ValueError, "topic name 'bad topic'", id="topic"),
         pytest.param(("t", "bad!", "h"), {}, ValueError, "channel name 'bad!'", id="channel"),
         pytest.param(("t", "c"), {}, ValueError, "consumer has no address", id="no address"),
-        pytest.param(("t", "c"), {"lookupd_addresses": "h"}, TypeError, "did you mean lookupd_http", id="misspelt"),
         pytest.param(("t", "c", "h:x"), {}, ValueError, "port 'x' of address 'h:x'", id="port"),
         pytest.param(("t", "c", None), {}, TypeError, "must be", id="None"),
-        pytest.param(("t", "c", "h"), {"max_in_flight": 0}, ValueError, "max_in_flight 0", id="max_in_flight"),
-        pytest.param(("t", "c", "h"), {"concurrency": 0}, ValueError, "concurrency 0", id="concurrency"),
-        pytest.param(("t", "c", "h"), {"colour": 1}, TypeError, "Consumer has no option colour", id="unknown"),
-        pytest.param(("t", "c", "h"), {"sample_rate": 100}, ValueError, "sample_rate 100", id="of the connection"),
-        pytest.param(("t", "c", "h"), {"backoff": [1]}, TypeError, "backoff must be a number of seconds", id="backoff"),
-        pytest.param(("t", "c", "h"), {"requeue_delay": timedelta(seconds=-1)}, ValueError, "at least 0 s", id="delay"),
+        pytest.param(("t", "c", "h"), {"heartbeat_interval": -1}, ValueError, "of a consumer must be", id="heartbeats"),
     ],
 )
 def test_misuse_is_refused_at_once(arguments, options, error, words):
@@ -148,34 +93,46 @@ def test_wrong_argument_of_a_call_is_refused(consume, call, error, words):
         call(consumer)
 
 
-def test_signals_are_sent_for_responses_finishes_and_requeues(nsqd, clock, publish, started):
+def test_signals_are_sent_for_responses_finishes_and_requeues(nsqd, clock, publish):
     events = []
 
     def handle(consumer, message):
         if message.attempts == 1:
             raise NSQRequeueMessage
 
-    consumer = started(handle, nsqd)
+    consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=handle, clock=clock)
     for name in ("on_response", "on_finish", "on_requeue", "on_error"):
         getattr(consumer, name).connect(lambda sender, name=name, **words: events.append((name, words)), weak=False)
-    publish(nsqd, b"x")
-    clock.advance(10.0)
+    with consumer:
+        publish(nsqd, b"x")
+        clock.advance(10.0)
 
-    (requeue, requeued), (finish, finished) = events
+    (_, identified), subscribed, (requeue, requeued), (finish, finished), closed = events
+    assert identified["response"].startswith(b'{"max_rdy_count"')
+    assert (subscribed, closed) == (("on_response", {"response": b"OK"}), ("on_response", {"response": b"CLOSE_WAIT"}))
     assert (requeue, finish) == ("on_requeue", "on_finish")
     assert requeued.keys() == {"message_id", "timeout"}
     assert requeued["message_id"] == finished["message_id"]
 
 
-def test_response_signal_is_sent_for_close_wait(fakensqd):
-    heard = []
-    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=lambda _, message: None)
-    consumer.on_response.connect(lambda sender, response: heard.append(response), weak=False)
-    with consumer:
-        pass
+def test_options_may_be_set_while_the_consumer_runs(nsqd, clock, publish, started):
+    times = []
 
-    assert heard[0].startswith(b'{"max_rdy_count"')
-    assert heard[1:] == [b"OK", b"CLOSE_WAIT"]
+    def handle(consumer, message):
+        times.append(round(clock.monotonic(), 3))
+        raise RuntimeError
+
+    consumer = started(handle, nsqd, max_in_flight=5, requeue_delay=0)
+    consumer.max_in_flight, consumer.requeue_delay = "9", 250
+    consumer.max_backoff_duration, consumer.low_ready_idle_timeout = 0, 3
+    publish(nsqd, b"x")
+    clock.advance(0.5)
+
+    assert times == [0, 0.25, 0.5]
+    assert (consumer.max_in_flight, consumer.total_ready_count, consumer.concurrency) == (9, 9, 9)
+    assert (consumer.max_backoff_duration, consumer.low_ready_idle_timeout) == (0, 3)
+    with pytest.raises(ValueError, match="max_in_flight 0 must be at least 1"):
+        consumer.max_in_flight = 0
 
 
 def test_finish_on_a_lost_connection_is_logged_not_raised(fakensqd, send, consume, caplog):
@@ -197,19 +154,20 @@ def test_finish_on_a_lost_connection_is_logged_not_raised(fakensqd, send, consum
     wait_until(lambda: "its connection is lost" in caplog.text)
 
 
-def test_message_without_a_handler_is_requeued(fakensqd, send, caplog):
+def test_message_without_a_handler_is_requeued(nsqd, clock, publish, caplog):
     class Owner:
         def handle(self, consumer, message):
             raise AssertionError("collected by now")
 
     owner = Owner()
-    consumer = Consumer("t", "c", fakensqd.tcp_address)
+    consumer = Consumer("t", "c", nsqd.tcp_address, clock=clock)
     consumer.on_message.connect(owner.handle)
     with consumer:
+        clock.advance(0.0)
         del owner
         gc.collect()
-        send(b"x")
-        wait_until(lambda: channel_stats(fakensqd, "t", "c")["requeue_count"] == 1)
+        publish(nsqd, b"x")
+        assert nsqd.broker.topics["t"].channels["c"].requeue_count == 1
 
     assert "no handler is connected to on_message any more; requeued" in caplog.text
 
@@ -222,11 +180,8 @@ def test_handler_connected_for_another_sender_does_not_count(fakensqd):
         consumer.start()
 
 
-@pytest.mark.parametrize("name", ["on_response", "on_error", "on_finish", "on_requeue", "on_exception", "on_close"])
-def test_receiver_that_raises_is_logged_and_changes_nothing(nsqd, clock, publish, caplog, name):
-    def receive(sender, **keywords):
-        raise RuntimeError("receiver is broken")
-
+def test_receivers_that_raise_are_logged_and_change_nothing(nsqd, clock, publish, caplog):
+    names = ["on_response", "on_error", "on_finish", "on_requeue", "on_exception", "on_close"]
     handled = []
 
     def handle(consumer, message):
@@ -235,15 +190,22 @@ def test_receiver_that_raises_is_logged_and_changes_nothing(nsqd, clock, publish
             raise RuntimeError("once")
         consumer._runtime.pool.connections[nsqd.tcp_address].in_flight_messages.touch(b"0123456789abcdef")
 
+    def broken(name):
+        def receive(sender, **keywords):
+            raise RuntimeError(f"receiver of {name} is broken")
+
+        return receive
+
     consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=handle, clock=clock)
-    getattr(consumer, name).connect(receive, weak=False)
+    for name in names:
+        getattr(consumer, name).connect(broken(name), weak=False)
     with consumer:
         publish(nsqd, b"1", b"2")
         clock.advance(30.0)
         assert sorted(handled) == [1, 1, 2, 2]
         assert nsqd.in_flight("t", "c") == 0
 
-    assert "receiver is broken" in caplog.text
+    assert [name for name in names if f"receiver of {name} is broken" not in caplog.text] == []
 
 
 def test_timers_and_sockets_are_served_between_handlers_that_only_compute(send, consume):
@@ -296,11 +258,6 @@ def test_address_in_place_of_the_channel_is_recognized(channel):
     with pytest.raises(ValueError, match=r"has no address: .*Consumer\(topic, channel, addresses\)") as caught:
         Consumer("t", channel)
     assert "hush" not in str(caught.value)
-
-
-def test_consumer_without_heartbeats_is_refused():
-    with pytest.raises(ValueError, match="heartbeat_interval -1 of a consumer must be at least 1 s"):
-        Consumer("t", "c", "127.0.0.1:4150", heartbeat_interval=-1)
 
 
 # --- statistics -------------------------------------------------------------------------------------------------------
@@ -369,35 +326,11 @@ def test_quantile_of_an_empty_histogram_and_beyond_the_last_bound():
     assert Histogram((1.0,), (1, 2), 9.5).quantile(1.0) == float("inf")
 
 
-def test_failing_nsqds_are_named(nsqd, clock, started):
-    nsqd.down()
-    consumer = started(lambda _, message: None, nsqd)
-
-    assert "Connection refused" in consumer.stats().failures[nsqd.tcp_address]
-    assert not consumer.is_healthy
-    nsqd.up()
-    clock.advance(10.0)
-    assert consumer.stats().failures == {}
-    assert consumer.is_healthy
-
-
 def ignore(consumer, message):
     pass
 
 
 # --- start and close --------------------------------------------------------------------------------------------------
-
-
-def test_start_returns_when_closed(nsqd, clock):
-    consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=ignore, clock=clock)
-    starting = gevent.spawn(consumer.start)
-    clock.advance(100.0)
-    assert not starting.ready()
-
-    gevent.spawn(consumer.close)
-    clock.advance(0.0)
-
-    assert starting.ready()
 
 
 def test_with_statement_closes_when_its_body_raises(nsqd):
@@ -410,56 +343,7 @@ def test_with_statement_closes_when_its_body_raises(nsqd):
     wait_until(lambda: not nsqd.sessions)
 
 
-def test_several_consumers_and_topics_do_not_mix(nsqds, clock):
-    got = Counter()
-
-    def handle(consumer, message):
-        got[consumer.topic, consumer.channel, message.body] += 1
-
-    addresses = [nsqd.tcp_address for nsqd in nsqds]
-    names = [("t", "c"), ("t", "d"), ("u", "c"), ("u", "d")]
-    consumers = [Consumer(*name, addresses, message_handler=handle, max_in_flight=9, clock=clock) for name in names]
-    for consumer in consumers:
-        consumer.start(block=False)
-    clock.advance(0.0)  # start() returns when the first nsqd is connected
-    for nsqd in nsqds:
-        nsqd.broker.ensure_topic("t").publish([b"of t"] * 10, nsqd.now())
-        nsqd.broker.ensure_topic("u").publish([b"of u"] * 10, nsqd.now())
-    consumers[0].pause()
-    clock.advance(10.0)
-    gevent.spawn(consumers[0].close)
-    clock.advance(1.0)
-
-    assert {key: count for key, count in got.items() if key[:2] != ("t", "c")} == {
-        ("t", "d", b"of t"): 30,
-        ("u", "c", b"of u"): 30,
-        ("u", "d", b"of u"): 30,
-    }
-    assert [consumer.is_running for consumer in consumers] == [False, True, True, True]
-    for consumer in consumers:
-        gevent.spawn(consumer.close)
-    clock.advance(1.0)
-
-
 # --- killed and interrupted -------------------------------------------------------------------------------------------
-
-
-def test_killed_handlers_leave_no_dead_worker(nsqd, clock, publish, started):
-    attempts = Counter()
-
-    def handle(consumer, message):
-        attempts[message.body] += 1
-        if message.attempts == 1:
-            gevent.getcurrent().kill(block=False)
-            gevent.sleep(0)
-
-    consumer = started(handle, nsqd, max_in_flight=4, concurrency=2)
-    publish(nsqd, *[b"%d" % number for number in range(50)])
-    clock.advance(1.0)
-
-    assert set(attempts.values()) == {2}
-    assert len(attempts) == 50
-    assert (consumer.total_in_flight, consumer.stats().backoff, len(consumer._runtime.workers)) == (0, "off", 0)
 
 
 def test_interrupted_start_can_be_closed_in_order(fakensqd):
@@ -520,7 +404,6 @@ print("done", len(done), flush=True)
 
 SET_UPS = [
     pytest.param("gevent.signal_handler(signal.SIGTERM, consumer.close)", id="gevent.signal_handler"),
-    pytest.param("signal.signal(signal.SIGTERM, lambda *_: consumer.close())", id="signal.signal"),
     pytest.param(
         "signal.signal(signal.SIGTERM, lambda *_: (consumer.close(), consumer.close()))", id="signal.signal, twice"
     ),
@@ -573,32 +456,17 @@ def test_sigint_ends_a_script_at_once(fakensqd):
     wait_until(lambda: channel_stats(fakensqd, "t", "c")["client_count"] == 0)
 
 
-@pytest.mark.subprocess
-def test_sigint_in_a_with_statement_ends_a_script_in_order(fakensqd):
-    with script("with consumer:\n    gevent.sleep(60)", fakensqd) as running:
-        out, _ = ended(running, signal.SIGINT)
-
-    assert running.returncode == -signal.SIGINT
-    assert out.splitlines()[-1] == "closed"
-    stats = channel_stats(fakensqd, "t", "c")
-    # Python may raise KeyboardInterrupt in a handler, also before its print; its message is requeued then.
-    begun, finished = 3 + out.count("begun"), 100 - stats["depth"]
-    assert finished <= begun <= finished + stats["requeue_count"]
-    assert stats["in_flight_count"] == 0
-
-
 # --- under load -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("max_in_flight", [1, 30])
-def test_restarts_under_load_lose_nothing(nsqds, clock, started, max_in_flight):
+def test_restarts_under_load_lose_nothing(nsqds, clock, started):
     handled, published = Counter(), 0
 
     def handle(consumer, message):
         clock.sleep(0.05)
         handled[message.body] += 1
 
-    started(handle, *nsqds, max_in_flight=max_in_flight, low_ready_idle_timeout=2)
+    started(handle, *nsqds, max_in_flight=30, low_ready_idle_timeout=2)
     for turn in range(60):
         for nsqd in nsqds:
             nsqd.broker.ensure_topic("t").publish(
@@ -613,7 +481,7 @@ def test_restarts_under_load_lose_nothing(nsqds, clock, started, max_in_flight):
     assert len(handled) == published
     assert [nsqd.in_flight("t", "c") + nsqd.depth("t", "c") for nsqd in nsqds] == [0, 0, 0]
     # Only messages that were in flight on a lost connection may be delivered twice.
-    assert handled.total() - published <= 6 * max_in_flight
+    assert handled.total() - published <= 6 * 30
 
 
 def test_message_that_waits_for_a_handler_when_its_connection_is_lost_is_handled_once(nsqd, clock, started):

@@ -129,17 +129,6 @@ def gaps(times):
 # --- rounds of lookups ------------------------------------------------------------------------------------------------
 
 
-def test_lookups_are_made_at_the_interval_with_jitter(lookupd, rounds, started):
-    started(lookupds=[lookupd], lookupd_poll_interval=INTERVAL, lookupd_poll_jitter=0.3)
-    rounds.turn(20 * LATEST)
-
-    found = gaps(rounds.times)
-    assert len(found) >= 20
-    # A round takes up to one second, the step of the clock.
-    assert all(51.0 <= gap <= 70.0 for gap in found), found
-    assert max(found) - min(found) > 1.0
-
-
 def test_lookups_without_jitter_are_made_at_the_exact_interval(lookupd, rounds, started):
     started(lookupds=[lookupd], lookupd_poll_interval=20, lookupd_poll_jitter=0)
     rounds.turn(100)
@@ -150,25 +139,17 @@ def test_lookups_without_jitter_are_made_at_the_exact_interval(lookupd, rounds, 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def test_nsqd_that_two_nsqlookupds_name_has_one_connection(lookupd, other_lookupd, nsqds, started):
-    first, second, both = nsqds
+def test_nsqd_that_is_given_or_that_two_nsqlookupds_name_has_one_connection(
+    lookupd, other_lookupd, nsqds, rounds, started
+):
+    first, given, both = nsqds
     registered(first, lookupd)
-    registered(second, other_lookupd)
+    registered(given, other_lookupd)
     registered(both, lookupd, other_lookupd)
-    started(lookupds=[lookupd, other_lookupd])
+    started([given], [lookupd, other_lookupd])
+    rounds.turn(2 * LATEST)
 
-    assert connected(first, second, both) == [1, 1, 1]
-
-
-def test_nsqd_that_appears_is_found_in_the_next_round(lookupd, nsqd, rounds, started):
-    consumer = started(lookupds=[lookupd])
-    assert consumer.is_healthy
-    assert connected(nsqd) == [0]
-
-    registered(nsqd, lookupd)
-    rounds.turn(LATEST)
-
-    assert connected(nsqd) == [1]
+    assert connected(first, given, both) == [1, 1, 1]
 
 
 def down(lookupd):
@@ -212,7 +193,7 @@ def test_failing_nsqlookupd_hides_no_new_nsqd_and_drops_no_known_one(
     assert consumer.is_healthy
 
 
-@pytest.mark.parametrize("fail", FAILING)
+@pytest.mark.parametrize("fail", FAILING[:3])
 def test_failing_nsqlookupd_is_no_error_of_start_and_is_used_when_it_recovers(
     lookupd, nsqd, rounds, started, fail, capsys
 ):
@@ -251,18 +232,6 @@ def empty_lines(caplog):
     ]
 
 
-def test_unknown_topic_is_logged_and_the_consumer_is_healthy_and_ready(lookupd, other_lookupd, rounds, started, caplog):
-    caplog.set_level(logging.INFO)
-    consumer = started(lookupds=[lookupd, other_lookupd], lookupd_poll_jitter=0)
-    rounds.turn(120)
-
-    text = "t/c: topic t: none of 2 nsqlookupds knows an nsqd with it yet; asking again in 60 s"
-    assert empty_lines(caplog) == [("INFO", text), ("INFO", text), ("WARNING", text)]
-    assert (consumer.is_healthy, consumer.is_ready) == (True, True)
-    reasons = [f"http://{each.http_address}/: no nsqd with topic t there" for each in (lookupd, other_lookupd)]
-    assert sorted(consumer.stats().not_ready.split("; ")) == sorted(reasons)
-
-
 def test_consumer_is_ready_as_long_as_an_nsqd_is_connected(lookupd, nsqd, rounds, started, caplog):
     caplog.set_level(logging.INFO)
     registered(nsqd, lookupd)
@@ -290,37 +259,21 @@ def test_consumer_that_does_not_run_is_not_ready(nsqd, clock):
     assert (consumer.is_ready, consumer.stats().not_ready) == (False, "closed")
 
 
-def test_http_port_of_nsqd_as_nsqlookupd_is_logged_and_not_healthy(lookupd, nsqd, started, caplog):
-    consumer = started([], [nsqd])
+@pytest.mark.parametrize("is_connected", [False, True], ids=["", "connected"])
+def test_http_port_of_nsqd_as_nsqlookupd_is_logged_and_not_healthy(lookupd, nsqds, started, caplog, is_connected):
+    nsqd, other, _ = nsqds
+    registered(nsqd, lookupd)
+    consumer = started([], [lookupd, other] if is_connected else [other])
 
     hint = "is it nsqd's HTTP port (4151) in place of nsqlookupd's (4161)?"
     assert [record.levelname for record in caplog.records if hint in record.getMessage()] == ["WARNING"]
-    assert (consumer.is_healthy, consumer.is_ready) == (False, False)
+    assert (consumer.is_healthy, consumer.is_ready) == (False, is_connected)
     stats = consumer.stats()
-    assert list(stats.lookupd_failures) == [f"http://{nsqd.http_address}/"]
-    assert hint in stats.not_ready
-
-
-def test_consumer_with_a_wrong_nsqlookupd_is_not_healthy_though_it_is_connected(lookupd, nsqds, started):
-    nsqd, other, _ = nsqds
-    registered(nsqd, lookupd)
-    consumer = started([], [lookupd, other])
-
-    assert (consumer.is_ready, consumer.is_healthy) == (True, False)
-    assert list(consumer.stats().lookupd_failures) == [f"http://{other.http_address}/"]
+    assert list(stats.lookupd_failures) == [f"http://{other.http_address}/"]
+    assert (hint in stats.not_ready) is not is_connected
 
 
 # --- nsqds found by lookups -------------------------------------------------------------------------------------------
-
-
-def test_same_nsqd_given_and_found_is_one_connection(lookupd, nsqds, rounds, started):
-    given, found, _ = nsqds
-    registered(given, lookupd)
-    registered(found, lookupd)
-    started([given], [lookupd])
-    rounds.turn(2 * LATEST)
-
-    assert connected(given, found) == [1, 1]
 
 
 def test_nsqd_that_no_nsqlookupd_names_is_dropped_only_when_its_connection_is_lost(
@@ -364,7 +317,7 @@ def test_long_lost_nsqd_is_connected_within_30_s_after_it_registers_again(lookup
     registered(nsqd, lookupd)
     started([nsqd] if is_given else [], [lookupd], reconnect_maximum=3000)
     nsqd.down()
-    rounds.turn(3600, step=10)
+    rounds.turn(900, step=10)
     nsqd.up()
     nsqd.wait_registered()
 
@@ -518,26 +471,3 @@ def test_reconnect_waits_double_up_to_reconnect_maximum(nsqd, clock, started, op
 
     found = gaps(attempts(nsqd))[:8]
     assert all(0.7 * most <= gap <= most for gap, most in zip(found, expected, strict=True))
-
-
-def test_reconnect_waits_start_again_after_a_stable_connection(nsqd, clock, started):
-    nsqd.record()
-    started([nsqd])
-    for _ in range(3):
-        clock.advance(100.0)
-        nsqd.down()
-        clock.advance(0.0)
-        nsqd.up()
-        clock.advance(8.0)
-
-    assert len(attempts(nsqd)) == 4
-
-
-def test_nsqd_that_closes_each_connection_at_once_is_not_tried_in_a_busy_loop(nsqd, clock, started):
-    nsqd.record()
-    started([nsqd], max_backoff_duration=0)
-    for _ in range(200):
-        clock.advance(1.0)
-        nsqd.link.abort()
-
-    assert len(attempts(nsqd)) <= 6

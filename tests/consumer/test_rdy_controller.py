@@ -109,26 +109,17 @@ def test_rdy_above_the_max_rdy_count_of_an_nsqd_goes_to_the_others(make, clock, 
     assert sum(len(nsqd.errors) for nsqd in nsqds) == 0
 
 
-def test_rdy_of_a_lost_nsqd_goes_to_the_others(nsqds, clock, started, handler, warm):
+def test_rdy_of_a_lost_nsqd_goes_to_the_others_until_it_is_connected_again(nsqds, clock, started, handler, warm):
     started(handler, *nsqds, max_in_flight=30)
     warm(*nsqds)
 
     nsqds[0].down()
     clock.advance(GRACE)
-
-    assert rdy(*nsqds[1:]) == [15, 15]
-
-
-def test_nsqd_that_is_connected_later_gets_rdy(nsqds, clock, started, handler, warm):
-    nsqds[2].down()
-    started(handler, *nsqds, max_in_flight=30)
-    warm(*nsqds[:2])
     assert rdy(*nsqds) == [15, 15]
 
-    nsqds[2].up()
+    nsqds[0].up()
     clock.advance(8.0)
     warm(*nsqds)
-
     assert rdy(*nsqds) == [10, 10, 10]
 
 
@@ -221,12 +212,12 @@ def test_turns_are_in_random_order(nsqds, clock, started, handler):
 
 
 def test_rdy_of_idle_nsqds_goes_to_the_busy_one_until_their_next_message(nsqds, clock, publish, started, warm):
-    handler = Handler(clock, seconds=0.1)
+    handler = Handler(clock, seconds=0.5)
     started(handler, *nsqds, max_in_flight=30, low_ready_idle_timeout=10)
     warm(*nsqds)
     assert rdy(*nsqds) == [10, 10, 10]
 
-    fill(nsqds[0], 10_000)
+    fill(nsqds[0], 2000)
     clock.advance(11.0)
     assert rdy(*nsqds) == [28, 1, 1]
 
@@ -252,36 +243,25 @@ def test_nsqds_that_are_all_idle_keep_their_rdy(nsqds, clock, started, handler, 
 # --- changes by the user ----------------------------------------------------------------------------------------------
 
 
-def test_max_in_flight_can_be_raised_while_messages_flow(nsqds, clock, started):
+def test_max_in_flight_can_be_raised_and_lowered_while_messages_flow(nsqds, clock, started):
     handler = Handler(clock, seconds=0.1)
     for nsqd in nsqds:
-        fill(nsqd, 1000)
+        fill(nsqd, 500)
     consumer = started(handler, *nsqds, max_in_flight=6)
-    clock.advance(3.0)
+    clock.advance(2.0)
     assert handler.most_running == 6
 
     consumer.max_in_flight = 60
-    clock.advance(3.0)
-
-    assert handler.most_running == 60
+    clock.advance(1.5)
+    assert (handler.most_running, consumer.total_in_flight) == (60, 60)
     assert rdy(*nsqds) == [20, 20, 20]
     assert handler.excess == []
-
-
-def test_max_in_flight_can_be_lowered_while_messages_flow(nsqds, clock, started):
-    handler = Handler(clock, seconds=0.1)
-    for nsqd in nsqds:
-        fill(nsqd, 3000)
-    consumer = started(handler, *nsqds, max_in_flight=60)
-    clock.advance(3.0)
-    assert consumer.total_in_flight == 60
 
     consumer.max_in_flight = 6
     clock.advance(0.5)
     handler.most_running = 0
     handler.excess.clear()
-    clock.advance(3.0)
-
+    clock.advance(2.0)
     assert (handler.most_running, handler.excess) == (6, [])
     assert rdy(*nsqds) == [2, 2, 2]
 
@@ -307,9 +287,9 @@ def test_messages_in_flight_when_max_in_flight_is_lowered_count_until_they_are_a
 def test_pause_stops_all_nsqds_and_resume_restores_rdy(nsqds, clock, started):
     handler = Handler(clock, seconds=0.1)
     for nsqd in nsqds:
-        fill(nsqd, 1000)
+        fill(nsqd, 300)
     consumer = started(handler, *nsqds, max_in_flight=30)
-    clock.advance(3.0)
+    clock.advance(1.0)
 
     consumer.pause()
     clock.advance(0.5)
@@ -349,7 +329,7 @@ LINKS = [
 
 
 @pytest.mark.parametrize("toxics", LINKS)
-@pytest.mark.parametrize("max_in_flight", [1, 2, 3, 10])
+@pytest.mark.parametrize("max_in_flight", [2, 10])
 def test_never_more_than_max_in_flight_while_rdy_moves(nsqds, clock, started, toxics, max_in_flight):
     handler = Handler(clock, seconds=0.3)
     consumer = started(handler, *nsqds, max_in_flight=max_in_flight, low_ready_idle_timeout=2)
@@ -370,7 +350,7 @@ def test_never_more_than_max_in_flight_while_rdy_moves(nsqds, clock, started, to
     assert handler.by(*nsqds) == [20, 20, 20]
 
 
-@pytest.mark.parametrize("max_in_flight", [3, 20, 1000])
+@pytest.mark.parametrize("max_in_flight", [3, 1000])
 @pytest.mark.slow
 def test_no_needless_rdy_is_sent(nsqds, clock, started, max_in_flight):
     handler = Handler(clock)
@@ -391,7 +371,7 @@ def test_no_needless_rdy_is_sent(nsqds, clock, started, max_in_flight):
 OLD = {"release": "0.2.19"}
 
 
-@pytest.mark.parametrize("max_in_flight", [1, 2, 7, 100])
+@pytest.mark.parametrize("max_in_flight", [1, 7])
 @pytest.mark.parametrize("count", [1, 3])
 def test_old_nsqds_that_count_rdy_down_are_served_without_stalling(make, clock, started, max_in_flight, count):
     nsqds = make(count, **OLD)
@@ -467,39 +447,21 @@ def test_old_and_new_nsqds_are_served_together(make, clock, started):
 # --- starved ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("count", "starved"), [(0, False), (1, False), (16, False), (17, True), (20, True)], ids="{}".format
-)
-def test_is_starved_from_85_percent_of_rdy_on(nsqd, clock, publish, started, warm, count, starved):
+def test_is_starved_from_85_percent_of_the_rdy_of_one_connection_on(nsqds, clock, publish, started, warm):
     handler = Handler(clock)
-    consumer = started(handler, nsqd, max_in_flight=20)
-    warm(nsqd)
-    assert rdy(nsqd) == [20]
+    consumer = started(handler, *nsqds[:2], max_in_flight=40, low_ready_idle_timeout=100)
+    warm(*nsqds[:2])
+    assert rdy(*nsqds[:2]) == [20, 20]
     handler.seconds = 5.0
 
-    if count:
-        publish(nsqd, *numbered(count))
+    starved = {}
+    for count in (1, 16, 17, 20):
+        publish(nsqds[0], *numbered(count))
+        starved[count] = consumer.is_starved
+        clock.advance(6.0)
 
-    assert consumer.is_starved is starved
-    clock.advance(6.0)
-    assert not consumer.is_starved
-
-
-def test_one_starved_connection_is_enough(nsqds, clock, publish, started, warm):
-    handler = Handler(clock)
-    consumer = started(handler, *nsqds, max_in_flight=30)
-    warm(*nsqds)
-    handler.seconds = 5.0
-    publish(nsqds[1], *numbered(9))
-
-    assert consumer.is_starved
-
-
-def test_paused_consumer_with_nothing_in_flight_is_not_starved(nsqd, started, handler, warm):
-    consumer = started(handler, nsqd, max_in_flight=20)
-    warm(nsqd)
+    assert starved == {1: False, 16: False, 17: True, 20: True}
     consumer.pause()
-
     assert not consumer.is_starved
 
 

@@ -173,18 +173,6 @@ def test_two_handlers_that_wait_for_the_end_do_not_block_each_other(nsqd, clock,
     assert not consumer.is_running
 
 
-def test_second_close_does_nothing(nsqd, clock, started):
-    closed = []
-    consumer = started(lambda _, message: None, nsqd)
-    consumer.on_close.connect(closed.append, weak=False)
-    gevent.spawn(consumer.close)
-    gevent.spawn(consumer.close)
-    clock.advance(1.0)
-    consumer.close()
-
-    assert closed == [consumer]
-
-
 def test_close_while_the_consumer_connects_ends_the_attempt(nsqd, clock):
     nsqd.stop_reading()
     consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: None, clock=clock)

@@ -1,6 +1,5 @@
 """Consumer(threaded=True): a consumer on a thread of its own, in programs whose threads block natively."""
 
-import socket
 import textwrap
 import threading
 
@@ -63,15 +62,6 @@ def test_messages_are_handled_while_the_caller_blocks_natively(fakensqd, publish
     assert fakensqd.depth("t", "c") == fakensqd.in_flight("t", "c") == 0
 
 
-def test_greenlets_of_the_caller_run_while_it_waits(fakensqd):
-    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=ignore, threaded=True)
-    gevent.spawn_later(0, consumer.close)
-
-    consumer.start()
-
-    assert not consumer.is_running
-
-
 def test_close_with_a_timeout_waits_and_requeues_the_rest(fakensqd, publish):
     begun = threading.Event()
 
@@ -131,25 +121,6 @@ def test_nsqlookupds_asked_by_another_thread_connect_on_the_thread_of_the_consum
 
         assert handler.all_handled.wait(LIMIT)
     assert handler.threads == {"gnsq-t/c"}
-
-
-def test_close_ends_a_start_that_waits_for_an_nsqlookupd(caplog):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        host, port = silent.getsockname()
-        consumer = Consumer("t", "c", [], f"{host}:{port}", message_handler=ignore, threaded=True)
-
-        def close_when_asked():
-            with silent.accept()[0]:
-                consumer.close()
-                consumer.join()
-
-        closer = threading.Thread(target=close_when_asked)
-        closer.start()
-        consumer.start()
-        closer.join(LIMIT)
-
-    assert not consumer.is_running
-    assert "failed" not in caplog.text
 
 
 def test_handler_that_exits_closes_the_consumer(fakensqd, publish):
@@ -235,17 +206,7 @@ def run(program, address):
 
 
 @pytest.mark.subprocess
-def test_end_of_the_program_closes_a_threaded_consumer_in_order(fakensqd, publish):
-    publish(b"x")
-
-    done = run("consumer.start(block=False); begun.wait()", fakensqd.tcp_address)
-
-    assert (done.stdout.split(), done.stderr, done.returncode) == (["begun", "handled", "closed"], "", 0)
-    assert fakensqd.depth("t", "c") == fakensqd.in_flight("t", "c") == 0
-
-
-@pytest.mark.subprocess
-def test_handlers_may_publish_until_the_program_has_ended(fakensqd, publish):
+def test_end_of_the_program_closes_a_threaded_consumer_whose_handlers_may_publish_until_then(fakensqd, publish):
     publish(b"x")
     program = """
         from gnsq import Producer
@@ -261,6 +222,7 @@ def test_handlers_may_publish_until_the_program_has_ended(fakensqd, publish):
 
     assert (done.stdout.split(), done.stderr, done.returncode) == (["begun", "handled", "closed"], "", 0)
     assert fakensqd.messages("copies") == [b"x"]
+    assert fakensqd.depth("t", "c") == fakensqd.in_flight("t", "c") == 0
 
 
 @pytest.mark.subprocess
