@@ -4,7 +4,6 @@ import pytest
 
 from fakensqd import FakeNsqd, on
 from fakensqd.faults import error
-from fakensqd.faults.toxics import stall
 from gnsq.producer.batching import Batcher
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import PendingPublish, WaitingFor
@@ -71,20 +70,6 @@ def test_members_of_a_refused_batch_have_errors_of_their_own(nsqd, clock, produc
 
     assert {job.error.reason for job in jobs} == {"E_MPUB_FAILED MPUB failed exiting"}
     assert len({id(job.error) for job in jobs}) == 3
-
-
-def test_members_of_a_batch_that_was_sent_keep_their_own_deadlines(nsqd, clock, producing, begin):
-    producer = producing(nsqd, batch_messages=3)
-    with nsqd.link.add(stall(), upstream=False):
-        jobs = [begin(producer.publish, "t", b"x", timeout=limit) for limit in (1.0, 3.0, 5.0)]
-
-        clock.advance(1.1)
-        assert [job.outcome for job in jobs] == ["unknown", None, None]
-        clock.advance(2.0)
-        assert [job.outcome for job in jobs] == ["unknown", "unknown", None]
-        clock.advance(2.0)
-
-    assert [job.outcome for job in jobs] == ["unknown", "unknown", "unknown"]
 
 
 def test_members_that_expire_after_sending_hold_no_bytes(clock, dispatcher, link):

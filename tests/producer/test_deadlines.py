@@ -168,7 +168,7 @@ from gnsq import Producer
 from tests.producer.test_deadlines import StoppedClock
 
 silent, address = sys.argv[1:]
-producer = Producer([silent, address], clock=StoppedClock(), threaded=THREADED)
+producer = Producer([silent, address], clock=StoppedClock())
 child = os.fork()
 if not child:
     producer.publish("t", b"1")
@@ -179,9 +179,8 @@ os.waitpid(child, 0)
 
 
 @pytest.mark.subprocess
-@pytest.mark.parametrize("threaded", [False, True], ids=["its own hub", "threaded"])
-def test_first_publish_of_a_forked_worker_does_not_wait_for_a_silent_nsqd(fakensqd, silent, threaded):
-    done = run_program(SCRIPT.replace("THREADED", str(threaded)), silent, fakensqd.tcp_address)
+def test_first_publish_of_a_forked_worker_does_not_wait_for_a_silent_nsqd(fakensqd, silent):
+    done = run_program(SCRIPT, silent, fakensqd.tcp_address)
 
     assert (done.stderr, done.returncode) == ("", 0)
     assert fakensqd.messages("t") == [b"1"]

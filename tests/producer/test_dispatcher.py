@@ -133,39 +133,6 @@ def test_response_is_read_before_its_connection_is_closed_as_silent(dispatcher, 
     running.kill()
 
 
-@pytest.mark.parametrize("sent", [True, False], ids=["sent", "not sent"])
-def test_each_publish_ends_by_its_own_deadline(dispatcher, link, clock, sent):
-    running = gevent.spawn(dispatcher.deadlines.run)
-    publishes = [publish_until(deadline) for deadline in (1.0, 3.0, 5.0)]
-    for publish in publishes:
-        dispatcher.submit(publish, True)
-    if sent:
-        link.send()
-
-    clock.advance(1.1)
-    assert [publish.done for publish in publishes] == [True, False, False]
-    clock.advance(2.0)
-    assert [publish.done for publish in publishes] == [True, True, False]
-    clock.advance(2.0)
-
-    assert [publish.done for publish in publishes] == [True, True, True]
-    running.kill()
-
-
-def test_stalled_links_are_checked_from_the_second_link_on(dispatcher, link, clock):
-    running = gevent.spawn(dispatcher.deadlines.run)
-    dispatcher.submit(publish_until(60.0), True)
-    link.send()
-    clock.advance(1.0)
-
-    other = ListLink("other:4150")
-    dispatcher.add(other)
-    clock.advance(10.0)
-
-    assert (dispatcher.links, dispatcher.stalled_links) == ([other], [link])
-    running.kill()
-
-
 def test_stalled_link_returns_all_unsent_publishes(dispatcher, link, clock, caplog):
     running = gevent.spawn(dispatcher.deadlines.run)
     dispatcher.submit(publish_until(60.0), True)

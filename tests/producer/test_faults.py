@@ -18,7 +18,6 @@ from gnsq.errors import (
     NSQNotSent,
     NSQNotSentTimeout,
     NSQPubFailed,
-    NSQUnauthorized,
     NSQUnknown,
     NSQUnknownClosed,
     NSQUnknownTimeout,
@@ -45,18 +44,17 @@ def held_once(jobs, *nsqds):
 # --- answers that do not come -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lost", [1, 3])
-def test_publish_whose_answer_is_lost_is_unknown(nsqd, clock, producing, begin, lost):
+def test_publish_whose_answer_is_lost_is_unknown(nsqd, clock, producing, begin):
     producer = producing(nsqd)
-    nsqd.add(on.reply("PUB").nth(lost), disconnect())
+    nsqd.add(on.reply("PUB").nth(3), disconnect())
 
     jobs = []
     for number in range(4):
         jobs.append(begin(producer.publish, "t", b"%d" % number))
         clock.advance(1.0)
 
-    assert outcomes(jobs) == ["unknown" if number == lost else "confirmed" for number in range(1, 5)]
-    assert isinstance(jobs[lost - 1].error, NSQUnknownClosed)
+    assert outcomes(jobs) == ["confirmed", "confirmed", "unknown", "confirmed"]
+    assert isinstance(jobs[2].error, NSQUnknownClosed)
     assert stored(nsqd) == [b"0", b"1", b"2", b"3"]
 
 
@@ -120,19 +118,18 @@ def test_late_answer_confirms_no_other_publish(nsqd, clock, producing, begin, ba
     assert producer.stats().pending == 0
 
 
-@pytest.mark.parametrize("timeout", [1.0, 60.0], ids=["short timeout", "long timeout"])
-def test_publish_without_a_response_by_its_deadline_ends_the_connection(nsqd, clock, producing, begin, timeout):
+def test_publish_without_a_response_by_its_deadline_ends_the_connection(nsqd, clock, producing, begin):
     producer = producing(nsqd)
     begin(producer.publish, "t", b"first")
     clock.advance(1.0)
     nsqd.add(on.reply("PUB"), drop())
 
-    lost = begin(producer.publish, "t", b"x", timeout=timeout)
-    clock.advance(timeout / 2)
+    lost = begin(producer.publish, "t", b"x", timeout=60.0)
+    clock.advance(30.0)
     assert (lost.outcome, len(nsqd.transcript.select("connect"))) == (None, 1)
     unsent = begin(producer.publish, "t", b"larger than what nsqd has confirmed")
     # Heartbeats count as a word from nsqd, so the connection ends up to 5 s after the deadline.
-    clock.advance(timeout / 2 + 8.0)
+    clock.advance(38.0)
     after = begin(producer.publish, "t", b"after")
     clock.advance(1.0)
 
@@ -214,17 +211,6 @@ def test_connection_cut_in_a_frame_confirms_no_publish_that_is_not_stored(
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def test_single_nsqd_that_always_fails_refuses(nsqd, clock, producing, begin):
-    producer = producing(nsqd)
-    nsqd.add(on.command("PUB").always(), error("E_PUB_FAILED"))
-
-    job = begin(producer.publish, "t", b"x")
-    clock.advance(2.0)
-
-    assert isinstance(job.error, NSQPubFailed)
-    assert stored(nsqd) == []
-
-
 def test_refused_publish_that_is_not_sent_again_in_time_stays_refused(nsqd, clock, producing, begin):
     producer = producing(nsqd)
     nsqd.add(on.command("PUB"), error("E_PUB_FAILED"))
@@ -252,65 +238,40 @@ def test_nsqd_that_always_fails_costs_no_publish_if_two_others_run(nsqds, clock,
     assert held_once(jobs, *nsqds)
 
 
-def neighbours(producer, begin, refused, *arguments, **options):
-    before = [begin(producer.publish, "t", b"a%d" % number) for number in range(100)]
-    job = begin(refused, *arguments, **options)
-    after = [begin(producer.publish, "t", b"b%d" % number) for number in range(100)]
-    return [*before, *after], job
-
-
 @pytest.fixture(params=["", "AUTH"], ids=["plain", "AUTH"])
 def guarded(request, clock):
-    """An nsqd, with and without AUTH, and what a producer needs to be let in to topics ``t`` and ``u``."""
+    """An nsqd, with and without AUTH, and what a producer needs to be let in to topic ``t``."""
     if not request.param:
         with FakeNsqd(clock=clock, record=True) as nsqd:
             yield nsqd, {}
         return
     with (
-        FakeAuthServer({"s": [Grant(topic="^[tu]$")]}) as auth,
+        FakeAuthServer({"s": [Grant(topic="^t$")]}) as auth,
         FakeNsqd(clock=clock, record=True, auth_http_addresses=auth.http_address) as nsqd,
     ):
         yield nsqd, {"auth_secret": b"s"}
 
 
-@pytest.mark.parametrize("batching", [{}, {"batch_messages": 50}], ids=["alone", "in batches"])
-def test_oversized_body_fails_none_of_200_other_publishes(guarded, clock, producing, begin, batching):
+@pytest.mark.parametrize(
+    ("batching", "body", "defer", "error"),
+    [
+        pytest.param({}, BIG, 0, NSQBadMessage, id="large body"),
+        pytest.param({"batch_messages": 50}, BIG, 0, (NSQBadMessage, NSQBadBody), id="large body in a batch"),
+        pytest.param({}, b"x", 4_000_000, NSQInvalid, id="long delay"),
+    ],
+)
+def test_refused_publish_fails_none_of_200_others(guarded, clock, producing, begin, batching, body, defer, error):
     nsqd, options = guarded
     producer = producing(nsqd, **options, **batching)
 
-    jobs, refused = neighbours(producer, begin, producer.publish, "t", BIG)
+    jobs = [begin(producer.publish, "t", b"a%d" % number) for number in range(100)]
+    refused = begin(producer.publish, "t", body, defer=defer)
+    jobs += [begin(producer.publish, "t", b"b%d" % number) for number in range(100)]
     clock.advance(5.0)
 
-    assert isinstance(refused.error, (NSQBadMessage, NSQBadBody))
+    assert isinstance(refused.error, error)
     assert outcomes(jobs) == ["confirmed"] * 200
     assert held_once(jobs, nsqd)
-
-
-def test_delay_beyond_nsqds_limit_fails_none_of_200_other_publishes(guarded, clock, producing, begin):
-    nsqd, options = guarded
-    producer = producing(nsqd, **options)
-
-    jobs, refused = neighbours(producer, begin, producer.publish, "t", b"x", defer=4_000_000)
-    clock.advance(5.0)
-
-    assert isinstance(refused.error, NSQInvalid)
-    assert outcomes(jobs) == ["confirmed"] * 200
-    assert held_once(jobs, nsqd)
-
-
-def test_topic_that_is_not_allowed_fails_no_publish_to_other_topics(clock, producing, begin):
-    with (
-        FakeAuthServer({"s": [Grant(topic="^t$")]}) as auth,
-        FakeNsqd(clock=clock, record=True, auth_http_addresses=auth.http_address) as nsqd,
-    ):
-        producer = producing(nsqd, auth_secret=b"s")
-
-        jobs, refused = neighbours(producer, begin, producer.publish, "secret", b"x")
-        clock.advance(5.0)
-
-        assert isinstance(refused.error, NSQUnauthorized)
-        assert outcomes(jobs) == ["confirmed"] * 200
-        assert held_once(jobs, nsqd)
 
 
 def test_member_of_a_batch_is_not_refused_for_an_expired_one(clock, producing, begin):
@@ -523,20 +484,6 @@ def test_close_returns_unconfirmed_publishes_with_their_errors(nsqd, clock, prod
     assert outcomes([*jobs, multi]) == ["unknown", "unknown", "not sent", "not sent"]
 
 
-def test_close_returns_publishes_that_fail_while_it_waits(nsqd, clock, producing, begin):
-    producer = producing(nsqd)
-    nsqd.link.add(stall(), upstream=False)
-    job = begin(producer.publish, "t", b"x", timeout=1.0)
-
-    closing = gevent.spawn(producer.close, 3.0)
-    clock.advance(2.0)
-    nsqd.link.clear()
-    clock.advance(2.0)
-
-    assert job.outcome == "unknown"
-    assert [(list(each.bodies), each.error) for each in closing.get()] == [([b"x"], job.error)]
-
-
 def test_close_sends_batches_that_fill_and_those_that_must_be_sent_again(nsqd, clock, producing, begin):
     producer = producing(nsqd, batch_messages=10, batch_linger=100.0)
     jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(5)]
@@ -549,19 +496,6 @@ def test_close_sends_batches_that_fill_and_those_that_must_be_sent_again(nsqd, c
 
     assert closing.get(block=False) == []
     assert outcomes(jobs) == ["confirmed"] * 5
-
-
-def test_close_returns_batches_that_wait_for_a_connection(nsqd, clock, producing, begin):
-    producer = producing(nsqd, batch_messages=2)
-    nsqd.down()
-    clock.advance(0.1)
-    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(2)]
-
-    closing = gevent.spawn(producer.close, 1.0)
-    clock.advance(1.1)
-
-    assert outcomes(jobs) == ["not sent", "not sent"]
-    assert [list(each.bodies) for each in closing.get(block=False)] == [[b"0"], [b"1"]]
 
 
 def test_flush_returns_after_all_callers_were_woken(nsqd, clock, producing, begin):

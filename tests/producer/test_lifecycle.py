@@ -34,14 +34,6 @@ def producer(fakensqd):
         yield made
 
 
-@pytest.fixture
-def closed(producer):
-    """Collects the senders of on_close."""
-    closed_producers = []
-    producer.on_close.connect(closed_producers.append, weak=False)
-    return closed_producers
-
-
 def held(nsqd):
     """Return how many messages of the topic an nsqd has."""
     topics = NsqdHTTPClient.from_url(nsqd.http_address).stats("t")["topics"] or []  # null without topics
@@ -189,23 +181,8 @@ def test_close_without_time_waits_for_the_start_of_another_thread_without_a_busy
 # --- flush ------------------------------------------------------------------------------------------------------------
 
 
-def test_several_flushes_at_once_all_wait_until_the_end(producer):
-    flushes = []
-    for _ in range(50):
-        producer.publish_async("t", b"x")
-        flushes.append(gevent.spawn(producer.flush, LIMIT))
-        gevent.sleep(0)
-
-    gevent.joinall(flushes)
-
-    assert [flush.value for flush in flushes] == [True] * 50
-
-
 def test_flush_of_a_producer_that_does_not_run_has_nothing_to_wait_for():
     assert Producer("host").flush(LIMIT)
-
-
-# --- close ------------------------------------------------------------------------------------------------------------
 
 
 def test_close_returns_unconfirmed_publishes_of_each_kind():
@@ -228,6 +205,9 @@ def test_close_returns_unconfirmed_publishes_of_each_kind():
     assert all(isinstance(one.error, NSQUnknown | NSQNotSent) for one in unconfirmed)
 
 
+# --- close ------------------------------------------------------------------------------------------------------------
+
+
 def test_interrupted_close_goes_on():
     with silent_nsqd() as address:
         producer = Producer(address)
@@ -242,15 +222,6 @@ def test_interrupted_close_goes_on():
 
     assert interrupted == "closing"
     assert producer.stats().state == "closed"
-
-
-def test_close_by_a_receiver_of_its_signals_holds_nothing_up(producer, closed):
-    producer.on_response.connect(lambda sender, response: sender.close(), weak=False)
-
-    assert producer.publish("t", b"x") == b"OK"
-    producer.join(LIMIT)
-
-    assert closed == [producer]
 
 
 def test_rounds_of_start_and_close_leave_no_file_open(fakensqd):
@@ -308,16 +279,13 @@ def test_close_of_a_producer_whose_thread_has_ended_ends_its_publishes(gone):
     assert closed_producers == [producer]
 
 
-BAD_TIMEOUTS = [float("inf"), float("nan"), -1, 1e9]
+@pytest.mark.parametrize("timeout", [float("inf"), float("nan"), -1, 1e9])
+def test_timeout_that_is_negative_infinite_or_no_number_is_refused(producer, timeout):
+    arguments = {"publish": ("t", b"x"), "publish_async": ("t", b"x"), "publish_many": ("t", [b"x"])}
 
-
-@pytest.mark.parametrize("timeout", BAD_TIMEOUTS)
-@pytest.mark.parametrize("call", ["publish", "publish_async", "publish_many", "flush", "close", "join"])
-def test_timeout_that_is_negative_infinite_or_no_number_is_refused(producer, call, timeout):
-    arguments = {"publish_many": ("t", [b"x"])}.get(call, ("t", b"x") if call.startswith("publish") else ())
-
-    with pytest.raises(ValueError, match=f"timeout {re.escape(str(timeout))} must be at least 0 and less than 1e"):
-        getattr(producer, call)(*arguments, timeout=timeout)
+    for call in ("publish", "publish_async", "publish_many", "flush", "close", "join"):
+        with pytest.raises(ValueError, match=f"timeout {re.escape(str(timeout))} must be at least 0 and less than 1e"):
+            getattr(producer, call)(*arguments.get(call, ()), timeout=timeout)
 
     assert producer.is_running
     assert producer.stats().pending == 0
@@ -388,7 +356,6 @@ for pause in pauses:
     ("how", "threaded"),
     [
         pytest.param("gevent", "", id="gevent's handler"),
-        pytest.param("signal", "", id="python's handler"),
         pytest.param("signal", "threaded", id="python's handler, threaded"),
     ],
 )

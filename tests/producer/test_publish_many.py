@@ -105,15 +105,14 @@ def test_message_that_cannot_be_published_is_named_and_ends_it(fakensqd, body, k
     assert len(taken) == 1501
 
 
-@pytest.mark.parametrize(("body", "kind", "words"), BAD)
-def test_without_raise_error_messages_after_an_invalid_one_are_published(fakensqd, body, kind, words):
-    messages = [*numbers(1500), body, *numbers(100)]
+def test_without_raise_error_messages_after_an_invalid_one_are_published(fakensqd):
+    messages = [*numbers(1500), b"x" * 11, *numbers(100)]
 
     with Producer(fakensqd.tcp_address, max_msg_size=10) as producer:
         chunks = producer.publish_many("t", messages, raise_error=False)
 
     assert [(chunk.first, chunk.messages) for chunk in chunks] == [(0, 1000), (1000, 500), (1500, 1), (1501, 100)]
-    assert [type(chunk.error) for chunk in chunks] == [type(None), type(None), kind, type(None)]
+    assert [type(chunk.error) for chunk in chunks] == [type(None), type(None), ValueError, type(None)]
     assert len(bodies(fakensqd, "t")) == 1600
 
 
@@ -152,7 +151,7 @@ def test_error_of_the_iterable_is_raised_after_its_messages_are_confirmed(produc
 
 
 def test_refused_chunk_ends_publish_many_and_reports_the_confirmed_ones(fakensqd):
-    messages = [*numbers(1000), b"x" * 2_000_000, *numbers(20_000)]
+    messages = [*numbers(1000), b"x" * 2_000_000, *numbers(9000)]
 
     with Producer(fakensqd.tcp_address) as producer, pytest.raises(NSQManyFailed, match="from message 1000:") as got:
         producer.publish_many("t", messages)
@@ -160,7 +159,7 @@ def test_refused_chunk_ends_publish_many_and_reports_the_confirmed_ones(fakensqd
     refused = got.value.chunks[1]
     assert (refused.first, refused.messages, type(refused.error)) == (1000, 1, NSQBadMessage)
     confirmed = sum(chunk.messages for chunk in got.value.chunks if chunk.error is None)
-    assert len(bodies(fakensqd, "t")) == confirmed < 21_000
+    assert len(bodies(fakensqd, "t")) == confirmed < 10_000
 
 
 def test_producer_that_is_closed_meanwhile_ends_an_endless_iterable(producer):

@@ -338,7 +338,7 @@ producer.close()
 """
 
 
-@pytest.mark.parametrize("where", ["own", "other", "native"])
+@pytest.mark.parametrize("where", ["own", "native"])
 @pytest.mark.subprocess
 def test_get_in_a_forked_child_raises_that_the_result_is_the_parents(fakensqd, where):
     with fakensqd.add(on.reply("PUB"), delay(0.5)):

@@ -8,10 +8,8 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from fakensqd.clock import ManualClock
 from fakensqd.faults import error, on
 from gnsq import Producer
-from gnsq.concurrency.greenlets import RESTART_DELAY
 from gnsq.errors import NSQBadTopic, NSQException, NSQNoConnections, NSQNotSentTimeout
 from gnsq.protocol.frames import RESPONSE, encode_frame
 from tests.kit import bodies, peer, wait_until
@@ -112,44 +110,6 @@ def test_producer_without_any_nsqd_is_not_ready_and_says_so(caplog):
 def levels(caplog, text):
     """Levels of the log lines that hold a text."""
     return [record.levelname for record in caplog.records if text in record.getMessage()]
-
-
-def test_invalid_address_from_nsqlookupd_does_not_end_the_lookups(caplog):
-    nonsense = {"broadcast_address": "my host", "http_port": 4151, "tcp_port": 4150}
-    with lookupd(**nonsense) as asked:
-        producer = Producer(lookupd_http_addresses=asked.address, lookupd_poll_interval=0.01)
-        producer.start()
-
-        wait_until(lambda: len(asked.requests) > 2)
-
-        producer.close(timeout=0.1)
-    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
-
-
-class BrokenClock(ManualClock):
-    """A clock that fails once, in the first greenlet that sleeps."""
-
-    has_failed = False
-
-    def sleep(self, seconds):
-        if not self.has_failed:
-            self.has_failed = True
-            raise RuntimeError("a bug")
-        super().sleep(seconds)
-
-
-def test_greenlet_that_fails_is_logged_and_goes_on(fakensqd, caplog):
-    clock = BrokenClock()
-    with lookupd(**named(fakensqd)) as asked, Producer(lookupd_http_addresses=asked.address, clock=clock):
-        wait_until(lambda: "a bug" in caplog.text)
-        count = len(asked.requests)
-
-        clock.advance(RESTART_DELAY)
-
-        wait_until(lambda: len(asked.requests) > count)
-    (logged,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert "greenlet for lookup" in logged.getMessage()
-    assert "a bug" in logged.exc_text
 
 
 # --- close ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from fakensqd import FakeCluster
 from gnsq import Producer
-from gnsq.errors import NSQBadMessage, NSQNotSentTimeout, NSQTimeout, NSQUnknownTimeout
+from gnsq.errors import NSQNotSentTimeout, NSQTimeout, NSQUnknownTimeout
 from tests.kit import bodies, refused_port, run_program, wait_until
 
 LIMIT = 20.0
@@ -89,20 +89,6 @@ def test_publishes_of_several_threads_are_confirmed_and_stored_once(producer, fa
     held = bodies(fakensqd, "t")
     assert set(held) == expected
     assert len(held) == len(expected)
-
-
-def test_errors_reach_the_thread_that_published(producer, threads):
-    def publish(number):
-        with pytest.raises(NSQBadMessage):
-            producer.publish("t", b"x" * 2_000_000)
-        with pytest.raises(NSQBadMessage):
-            producer.publish_async("t", b"x" * 2_000_000).get(timeout=LIMIT)
-        with pytest.raises(ValueError, match="empty"):
-            producer.publish("t", b"")
-
-    threads.start(publish)
-
-    assert threads.wait() == [None]
 
 
 def test_publish_async_in_a_thread_waits_for_capacity(fakensqd, threads):
@@ -258,9 +244,8 @@ def test_submitted_publish_is_unknown_if_the_owner_thread_blocks(fakensqd):
     producer.close(timeout=0)
 
 
-@pytest.mark.parametrize("threaded", [False, True], ids=["home", "threaded"])
-def test_failure_of_a_publish_whose_caller_was_killed_is_logged(caplog, threaded):
-    producer = Producer(f"127.0.0.1:{refused_port()}", threaded=threaded)
+def test_failure_of_a_publish_whose_caller_was_killed_is_logged(caplog):
+    producer = Producer(f"127.0.0.1:{refused_port()}", threaded=True)
     producer.start()
     jobs = [gevent.spawn(producer.publish, "t", b"x", timeout=0.3)]
     wait_until(lambda: producer.stats().pending)
@@ -269,17 +254,6 @@ def test_failure_of_a_publish_whose_caller_was_killed_is_logged(caplog, threaded
 
     wait_until(lambda: "a publish to t failed, and its caller no longer waits for it" in caplog.text)
     assert producer.close() == []
-
-
-@pytest.mark.slow
-def test_publish_whose_caller_times_out_while_it_waits_for_capacity_is_logged(caplog):
-    with Producer(f"127.0.0.1:{refused_port()}", threaded=True, max_pending_bytes=10, close_timeout=0) as producer:
-        producer.publish_async("t", b"x" * 10)
-
-        with gevent.Timeout(0.2, False):
-            producer.publish_async("t", b"y" * 10, timeout=1.0)
-
-        wait_until(lambda: "a publish to t failed, and its caller no longer waits for it" in caplog.text)
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
@@ -294,7 +268,6 @@ for number in range(1000):
     producer.publish_async("t", b"%d" % number)
 """
 
-PATCHED = "from gevent import monkey; monkey.patch_all()\n" + PLAIN
 
 NATIVE_IN_PATCHED = """
 from gevent import monkey; monkey.patch_all()
@@ -303,8 +276,7 @@ import gevent
 from gnsq import Producer
 
 start_new_thread = monkey.get_original("_thread", "start_new_thread")
-threaded = sys.argv[2] == "threaded"
-producer = Producer(sys.argv[1], threaded=threaded)
+producer = Producer(sys.argv[1])
 producer.start()
 said = []
 
@@ -338,10 +310,9 @@ def run(script, *arguments):
     return done.stdout.split()
 
 
-@pytest.mark.parametrize("script", [PLAIN, PATCHED], ids=["plain", "patched"])
 @pytest.mark.subprocess
-def test_program_without_close_ends_when_all_publishes_are_confirmed(fakensqd, script):
-    assert run(script, fakensqd.tcp_address) == ["OK"]
+def test_program_without_close_ends_when_all_publishes_are_confirmed(fakensqd):
+    assert run(PLAIN, fakensqd.tcp_address) == ["OK"]
 
     assert bodies(fakensqd, "t") == [b"first", *[b"%d" % number for number in range(1000)]]
 
@@ -354,7 +325,7 @@ from gnsq import Consumer, Producer
 # On a busy machine patch_all() may block the hub for a second.
 logging.getLogger("gnsq.concurrency.hub_monitor").setLevel(logging.ERROR)
 
-producer = Producer(sys.argv[1], threaded=sys.argv[2] == "threaded")
+producer = Producer(sys.argv[1], threaded=True)
 producer.publish("t", b"before")
 consumer = Consumer("t", "c", sys.argv[1], message_handler=lambda consumer, message: print(message.body.decode()))
 consumer.start(block=False)
@@ -366,17 +337,12 @@ producer.publish("t", b"after")
 with gevent.Timeout(20):
     while not consumer.stats().counts.finished:
         gevent.sleep(0.01)
-if sys.argv[3] == "closed":
-    producer.close()
-    consumer.close()
-    consumer.join()
 """
 
 
-@pytest.mark.parametrize(("threaded", "end"), [("", "closed"), ("threaded", "left")])
 @pytest.mark.subprocess
-def test_program_that_patches_late_ends_without_a_log_line(fakensqd, threaded, end):
-    run(PATCHED_LATE, fakensqd.tcp_address, threaded, end)
+def test_program_that_patches_late_ends_without_a_log_line(fakensqd):
+    run(PATCHED_LATE, fakensqd.tcp_address)
 
     assert fakensqd.messages("t") == [b"before", b"after"]
 
@@ -408,7 +374,6 @@ def test_program_that_ends_with_pending_publishes_logs_how_many():
     assert " ".join(said) == "producer-1: the program ends with 1 publish not confirmed: close() waits for them"
 
 
-@pytest.mark.parametrize("threaded", ["", "threaded"])
 @pytest.mark.subprocess
-def test_native_threads_of_a_patched_process_publish(fakensqd, threaded):
-    assert run(NATIVE_IN_PATCHED, fakensqd.tcp_address, threaded) == ["True", str(5 * 3101)]
+def test_native_threads_of_a_patched_process_publish(fakensqd):
+    assert run(NATIVE_IN_PATCHED, fakensqd.tcp_address) == ["True", str(5 * 3101)]
