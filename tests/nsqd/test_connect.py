@@ -211,13 +211,6 @@ def test_constructors_refuse_unusable_options(make, monkeypatch):
         make(snappy=True)
 
 
-def test_files_of_tls_are_read_once(monkeypatch):
-    options = load_certificates(ConnectionOptions(tls_v1=True, tls_options={"cert_reqs": ssl.CERT_NONE}))
-
-    assert options.tls_context.verify_mode is ssl.CERT_NONE
-    assert load_certificates(options) is options
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -7,14 +7,13 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from gnsq import Consumer, NsqdTCPClient, Producer
 from gnsq.clock import RealClock
-from gnsq.errors import NSQConnectionClosed, NSQException
+from gnsq.errors import NSQConnectionClosed
 from gnsq.logs import LogOwner
 from gnsq.message import Message, finish_all
 from gnsq.nsqd.in_flight import AnswerListener, InFlightMessages, logger, touch_periodically
 from gnsq.stats import LatencyRecorder
-from tests.kit import channel_stats, wait_until
+from tests.kit import wait_until
 
 ID = b"0123456789abcdef"
 
@@ -150,56 +149,6 @@ def test_connection_that_closes_on_the_way_is_logged(sent, caplog):
     assert "an answer from another thread was not sent: nsqd:4150: gone meanwhile" in caplog.text
 
 
-@pytest.fixture
-def publish(fakensqd):
-    with Producer(fakensqd.tcp_address) as producer:
-        yield lambda *bodies: producer.multipublish("t", bodies)
-
-
-def test_two_threads_do_not_both_answer(fakensqd, publish):
-    outcomes = []
-
-    def answer(message, barrier):
-        barrier.wait()
-        try:
-            message.finish()
-        except NSQException as error:
-            outcomes.append(str(error))
-        else:
-            outcomes.append("finished")
-
-    def handle(consumer, message):
-        message.enable_async()
-        barrier = threading.Barrier(2)
-        for _ in range(2):
-            threading.Thread(target=answer, args=(message, barrier)).start()
-
-    publish(*[b"x"] * 50)
-    with Consumer("t", "c", fakensqd.tcp_address, message_handler=handle, max_in_flight=10):
-        wait_until(lambda: len(outcomes) == 100)
-        wait_until(lambda: channel_stats(fakensqd, "t", "c")["in_flight_count"] == 0)
-
-    assert sorted(set(outcomes)) == ["already responded: it was finished before", "finished"]
-    assert outcomes.count("finished") == 50
-
-
-def test_pulled_message_may_be_finished_in_a_thread(fakensqd, publish):
-    publish(b"x")
-    host, port = fakensqd.tcp_address.split(":")
-    client = NsqdTCPClient(host, int(port), timeout=5)
-    client.connect()
-    client.subscribe("t", "c")
-    client.check_ok()
-    client.ready(1)
-    message = client.read_response()[1]
-
-    in_thread(message.finish)
-    wait_until(lambda: channel_stats(fakensqd, "t", "c")["in_flight_count"] == 0)
-
-    assert client.in_flight == 0
-    client.close_stream()
-
-
 # --- periodic touch
 
 ID = b"0123456789abcdef"
@@ -309,40 +258,28 @@ def test_without_known_timeouts_only_the_interval_counts(start, clock, responder
     assert caplog.records == []
 
 
-def test_answer_ends_it_quietly(start, clock, responder, message, caplog):
+def lose(message):
+    raise NSQConnectionClosed("gone")
+
+
+def answer_first(message):
+    message.finish()
+    message.touch()
+
+
+@pytest.mark.parametrize("at_touch", [None, lose, answer_first], ids=["answered", "lost", "answered in that moment"])
+def test_message_that_is_answered_or_lost_ends_it_quietly(start, clock, responder, message, caplog, at_touch):
     touch = start()
     clock.advance(20)
 
-    message.finish()
+    if at_touch is None:
+        message.finish()
+    else:
+        responder.touch = lambda message_id: at_touch(message)
     clock.advance(20)
 
     assert touch.ended
     assert responder.touched == [20.0]
-    assert caplog.records == []
-
-
-def test_lost_connection_stops_the_touches_without_a_warning(start, clock, responder, caplog):
-    def refuse(message_id):
-        raise NSQConnectionClosed("gone")
-
-    touch = start()
-    responder.touch = refuse
-    clock.advance(20)
-
-    assert touch.ended
-    assert caplog.records == []
-
-
-def test_answer_in_the_moment_of_the_touch_ends_it_quietly(start, clock, responder, message, caplog):
-    def answered_first(message_id):
-        message.finish()
-        message.touch()
-
-    touch = start()
-    responder.touch = answered_first
-    clock.advance(20)
-
-    assert touch.ended
     assert caplog.records == []
 
 

@@ -17,7 +17,7 @@ from gnsq.errors import (
     NSQSocketError,
     NSQTimeout,
 )
-from gnsq.protocol.frames import HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
+from gnsq.protocol.frames import HEARTBEAT, MESSAGE, RESPONSE, encode_frame
 from tests.kit import peer, wait_until
 
 
@@ -30,14 +30,8 @@ def client(fakensqd):
     made.close_stream()
 
 
-def test_identify_returns_the_answer(client):
-    answer = client.identify()
-
-    assert answer["max_rdy_count"] == client.max_ready_count == 2500
-
-
 def test_a_message_all_the_way(client):
-    client.identify()
+    assert client.identify()["max_rdy_count"] == client.max_ready_count == 2500
     client.publish("t", b"body")
     client.check_ok()
     client.multipublish("t", [b"two", b"three"])
@@ -177,25 +171,12 @@ def opened():
         client.close_stream()
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        pytest.param(encode_frame(9, b"x"), "frame type 9", id="unknown type"),
-        pytest.param(b"\xff\xff\xff\xff", "frame size -1", id="size"),
-        pytest.param(encode_frame(MESSAGE, b"short"), "message frame of 5 bytes", id="short message"),
-        pytest.param(
-            encode_frame(MESSAGE, encode_message(1, 1, b"id with\nline end", b"x")),
-            r"message id b'id with\\nline end' is not one of nsqd's",
-            id="message id",
-        ),
-    ],
-)
-def test_malformed_frame_closes_and_its_error_names_the_nsqd(opened, data, words):
-    with scripted(data) as address:
+def test_malformed_frame_closes_and_its_error_names_the_nsqd(opened):
+    with scripted(encode_frame(9, b"x")) as address:
         client = opened(address)
         client.identify()
 
-        with pytest.raises(NSQFrameError, match=f"^{address}: {words}"):
+        with pytest.raises(NSQFrameError, match=f"^{address}: frame type 9"):
             client.read_response()
         assert not client.is_connected
 
@@ -233,20 +214,6 @@ def test_listen_raises_when_the_connection_breaks(opened):
         opened(address).listen()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("nsqd", 70000), "port '70000' of address 'nsqd:70000' is not a number from 1 to 65535"),
-        (("nsqd", 0), "port '0'"),
-        (("nsqd", "x"), "port 'x' of address 'nsqd:x'"),
-        (("", 4150), "has no host"),
-    ],
-)
-def test_address_that_is_none_is_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        NsqdTCPClient(*arguments)
-
-
 def test_second_connect_at_the_same_time_is_refused():
     waiting = gevent.event.Event()
     client = NsqdTCPClient("nsqd", 4150, timeout=5, address_resolver=lambda host, port: waiting.wait())
@@ -276,12 +243,6 @@ def test_handlers_of_1_0_send(client):
     assert client.in_flight == -1
 
 
-def test_text_forms():
-    client = NsqdTCPClient("host", 1)
-
-    assert (str(client), repr(client)) == ("host:1", "<NsqdTCPClient host:1>")
-
-
 # --- what gnsq 1.0 promised
 
 
@@ -309,17 +270,18 @@ def test_parameters_have_the_order_of_1_0_and_are_attributes():
     assert {name: getattr(client, name) for name in values} == {**values, "heartbeat_interval": 10_000}
 
 
-@pytest.mark.parametrize("address", ["http://u:hush@nsqd", "nsqd:4150", "a,b"])
-def test_address_is_a_host_alone(address):
-    with pytest.raises(ValueError, match="address must be a host name or an IP address: the port is an argument"):
-        NsqdTCPClient(address)
-
-
-def test_attributes_have_the_checked_values():
-    client = NsqdTCPClient("a", timeout="5", deflate_level="3", auth_secret="x", tls_v1=None, snappy=None)
-
-    names = ("timeout", "deflate_level", "auth_secret", "tls_v1", "snappy")
-    assert [getattr(client, name) for name in names] == [5, 3, b"x", False, False]
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nsqd", 70000), "port '70000' of address 'nsqd:70000' is not a number from 1 to 65535"),
+        (("", 4150), "has no host"),
+        (("http://u:hush@nsqd",), "address must be a host name or an IP address: the port is an argument"),
+        (("nsqd:4150",), "address must be a host name"),
+    ],
+)
+def test_address_that_is_none_is_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        NsqdTCPClient(*arguments)
 
 
 def test_host_and_client_have_names_by_default():
@@ -341,13 +303,14 @@ def test_state_is_visible(client):
     assert client.stream is None
 
 
-def test_clients_are_compared_by_their_address():
+def test_clients_are_compared_and_shown_by_their_address():
     one, same, other = NsqdTCPClient("a", 1), NsqdTCPClient("a", 1), NsqdTCPClient("b", 1)
 
     assert one == same
     assert len({one, same, other}) == 2
     assert sorted([other, one]) == [one, other]
     assert one != "a:1"
+    assert (str(one), repr(one)) == ("a:1", "<NsqdTCPClient a:1>")
 
 
 def test_subclass_may_override_the_handlers_of_frames(opened):
@@ -370,24 +333,6 @@ def test_subclass_may_override_the_handlers_of_frames(opened):
 def test_auth_without_a_secret_is_misuse(client):
     with pytest.raises(ValueError, match="AUTH needs a secret: give auth_secret"):
         client.auth()
-
-
-def test_name_that_is_too_long_is_not_sent(fakensqd):
-    host, port = fakensqd.tcp_address.split(":")
-    client = NsqdTCPClient(host, int(port), timeout=5)
-    client.connect()
-
-    for command in (
-        lambda: client.publish("t" * 65, b"x"),
-        lambda: client.multipublish("t" * 65, [b"x"]),
-        lambda: client.subscribe("t" * 65, "c"),
-        lambda: client.subscribe("t", "c" * 65),
-    ):
-        with pytest.raises(ValueError, match="has 65 characters, the limit is 64"):
-            command()
-    client.publish("t" * 32, b"x")
-    client.check_ok()
-    client.close_stream()
 
 
 def test_peer_that_does_not_read_is_a_timeout_and_closes(opened):
@@ -425,32 +370,30 @@ def holds_only_identify(sent):
 
 
 IN_CLEAR = [
-    pytest.param(lambda client: client.publish("t", b"secret"), id="publish"),
-    pytest.param(lambda client: client.publish("t", b"secret", defer=1), id="deferred publish"),
-    pytest.param(lambda client: client.multipublish("t", [b"secret"]), id="multipublish"),
-    pytest.param(lambda client: client.auth(), id="auth"),
-    pytest.param(lambda client: client.subscribe("t", "c"), id="subscribe"),
-    pytest.param(lambda client: client.ready(1), id="ready"),
-    pytest.param(lambda client: client.finish(b"0123456789abcdef"), id="finish"),
-    pytest.param(lambda client: client.requeue(b"0123456789abcdef"), id="requeue"),
-    pytest.param(lambda client: client.touch(b"0123456789abcdef"), id="touch"),
-    pytest.param(lambda client: client.nop(), id="nop"),
-    pytest.param(lambda client: client.send(b"CLS\n"), id="CLS"),
-    pytest.param(lambda client: client.send(b"PUB t\n\0\0\0\6secret"), id="bytes"),
-    pytest.param(lambda client: client.send(b"IDENTIFY\n\0\0\0\2{}PUB t\n\0\0\0\6secret"), id="bytes after IDENTIFY"),
-    pytest.param(lambda client: client.send(b"IDENTIFY"), id="bytes like IDENTIFY"),
+    lambda client: client.publish("t", b"secret"),
+    lambda client: client.publish("t", b"secret", defer=1),
+    lambda client: client.multipublish("t", [b"secret"]),
+    lambda client: client.auth(),
+    lambda client: client.subscribe("t", "c"),
+    lambda client: client.ready(1),
+    lambda client: client.finish(b"0123456789abcdef"),
+    lambda client: client.requeue(b"0123456789abcdef"),
+    lambda client: client.touch(b"0123456789abcdef"),
+    lambda client: client.nop(),
+    lambda client: client.send(b"CLS\n"),
+    lambda client: client.send(b"PUB t\n\0\0\0\6secret"),
+    lambda client: client.send(b"IDENTIFY\n\0\0\0\2{}PUB t\n\0\0\0\6secret"),
+    lambda client: client.send(b"IDENTIFY"),
 ]
 
 
-@pytest.mark.parametrize("act", IN_CLEAR)
-def test_only_identify_is_sent_in_clear_text_if_tls_is_wanted(nsqd_without_tls, opened, act):
+def test_only_identify_is_sent_in_clear_text_if_tls_is_wanted(nsqd_without_tls, opened):
     address, received = nsqd_without_tls
     client = opened(address, tls_v1=True, auth_secret=b"secret")
 
-    with pytest.raises(
-        NSQException, match=rf"{address}: TLS was asked for .* nothing was sent: call identify\(\) first"
-    ):
-        act(client)
+    for act in IN_CLEAR:
+        with pytest.raises(NSQException, match=rf"{address}: TLS was asked for .* nothing was sent: call identify"):
+            act(client)
 
     # The connection can still be used as it should be, and refuses what has no TLS.
     with pytest.raises(NSQException, match="does not offer it"):

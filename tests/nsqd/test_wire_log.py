@@ -16,27 +16,23 @@ from tests.kit import MemoryTransport, wait_until
 ID = b"0123456789abcdef"
 LOG = LogOwner("", time.monotonic).log(logger, nsqd="a:1")
 SENT = [
-    pytest.param(b"  V2", "the protocol's version, V2", id="magic"),
-    pytest.param(commands.identify({"client_id": "BODY"}), "IDENTIFY, 21 bytes", id="identify"),
-    pytest.param(commands.auth(b"s"), "AUTH, 1 byte", id="auth"),
-    pytest.param(commands.subscribe("t", "c"), "SUB t c", id="sub"),
-    pytest.param(commands.publish("t", b"BODY"), "PUB t, 4 bytes", id="pub"),
-    pytest.param(commands.publish("t", b"B"), "PUB t, 1 byte", id="short pub"),
-    pytest.param(commands.multipublish("t", [b"BODY", b"2"]), "MPUB t, 2 messages, 17 bytes", id="mpub"),
-    pytest.param(commands.deferpublish("t", b"BODY\nBODY", 5), "DPUB t 5, 9 bytes", id="dpub"),
-    pytest.param(commands.finish(ID), "FIN 0123456789abcdef", id="fin"),
-    pytest.param(commands.requeue(ID, 5), "REQ 0123456789abcdef 5", id="req"),
-    pytest.param(commands.NOP, "NOP", id="nop"),
+    (b"  V2", "the protocol's version, V2"),
+    (commands.identify({"client_id": "BODY"}), "IDENTIFY, 21 bytes"),
+    (commands.auth(b"s"), "AUTH, 1 byte"),
+    (commands.subscribe("t", "c"), "SUB t c"),
+    (commands.publish("t", b"BODY"), "PUB t, 4 bytes"),
+    (commands.publish("t", b"B"), "PUB t, 1 byte"),
+    (commands.multipublish("t", [b"BODY", b"2"]), "MPUB t, 2 messages, 17 bytes"),
+    (commands.deferpublish("t", b"BODY\nBODY", 5), "DPUB t 5, 9 bytes"),
+    (commands.finish(ID), "FIN 0123456789abcdef"),
+    (commands.requeue(ID, 5), "REQ 0123456789abcdef 5"),
+    (commands.NOP, "NOP"),
 ]
 RECEIVED = [
-    pytest.param(encode_frame(RESPONSE, b"OK"), "response OK", id="ok"),
-    pytest.param(encode_frame(RESPONSE, b'{"a": "BODY"}'), "response, 13 bytes", id="json"),
-    pytest.param(
-        encode_frame(MESSAGE, encode_message(1, 2, ID, b"BODY")),
-        "message 0123456789abcdef, attempt 2, 4 bytes",
-        id="message",
-    ),
-    pytest.param(encode_frame(ERROR, b"E_INVALID no\x1b"), "error E_INVALID no", id="error"),
+    (encode_frame(RESPONSE, b"OK"), "response OK"),
+    (encode_frame(RESPONSE, b'{"a": "BODY"}'), "response, 13 bytes"),
+    (encode_frame(MESSAGE, encode_message(1, 2, ID, b"BODY")), "message 0123456789abcdef, attempt 2, 4 bytes"),
+    (encode_frame(ERROR, b"E_INVALID no\x1b"), "error E_INVALID no"),
 ]
 
 
@@ -54,27 +50,23 @@ def lines(caplog):
 
 
 @pytest.mark.parametrize("size", [1, 5, 1_000_000])
-@pytest.mark.parametrize(("command", "text"), SENT)
-def test_command_is_one_line_however_it_is_cut(lines, command, text, size):
-    transport = MemoryTransport()
-    logged = LoggedTransport(transport, LOG)
-    data = command + commands.NOP
-    for start in range(0, len(data), size):
-        logged.sendall(data[start : start + size])
+def test_commands_and_frames_are_one_line_however_they_are_cut(lines, size):
+    for command, text in SENT:
+        transport = MemoryTransport()
+        logged = LoggedTransport(transport, LOG)
+        data = command + commands.NOP
+        for start in range(0, len(data), size):
+            logged.sendall(data[start : start + size])
 
-    assert lines() == [f"sent {text}", "sent NOP"]
-    assert transport.sent == data
+        assert lines() == [f"sent {text}", "sent NOP"]
+        assert transport.sent == data
+    for frame, text in RECEIVED:
+        data = encode_frame(RESPONSE, b"OK") + frame
+        chunks = [data[start : start + size] for start in range(0, len(data), size)]
+        logged = LoggedTransport(MemoryTransport(*chunks), LOG)
 
-
-@pytest.mark.parametrize("size", [1, 5, 1_000_000])
-@pytest.mark.parametrize(("frame", "text"), RECEIVED)
-def test_frame_is_one_line_however_it_is_cut(lines, frame, text, size):
-    data = encode_frame(RESPONSE, b"OK") + frame
-    chunks = [data[start : start + size] for start in range(0, len(data), size)]
-    logged = LoggedTransport(MemoryTransport(*chunks), LOG)
-
-    assert b"".join(logged.recv(1) for _ in chunks) == data
-    assert lines() == ["received response OK", f"received {text}"]
+        assert b"".join(logged.recv(1) for _ in chunks) == data
+        assert lines() == ["received response OK", f"received {text}"]
 
 
 def test_line_of_a_message_has_its_fields(lines, caplog):
