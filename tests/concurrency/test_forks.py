@@ -139,9 +139,7 @@ def produce(fakensqd):
     ("fork", "threaded", "started"),
     [
         pytest.param("gevent.os.fork", False, True, id="gevent.os.fork, started"),
-        pytest.param("gevent.os.fork", True, False, id="gevent.os.fork, threaded"),
-        pytest.param("os.fork", False, False, id="os.fork"),
-        pytest.param("os.fork", True, True, id="os.fork, threaded, started"),
+        pytest.param("os.fork", True, False, id="os.fork, threaded"),
     ],
 )
 def test_children_publish_at_once_with_their_parents_producer_and_all_that_was_confirmed_is_held(
@@ -175,25 +173,7 @@ assert producer.close() == []
     assert len(fakensqd.transcript.commands("IDENTIFY")) == 5
 
 
-def test_threaded_producer_needs_no_reinit_in_a_child_of_a_plain_program(fakensqd, produce):
-    said = produce(
-        """
-producer = Producer(address, threaded=True)
-publish(producer, "parent", 5)
-assert ended(in_child(lambda: publish(producer, "child", 5))) == 0
-publish(producer, "after", 5)
-producer.close()
-""",
-        "os.fork",
-        reinit=False,
-    )
-
-    assert sorted(bodies(fakensqd, "t")) == sorted(line.encode() for line in said)
-    assert len(said) == 15
-
-
-@pytest.mark.parametrize("fork", FORKS)
-def test_publishes_without_an_answer_stay_the_parents(fakensqd, produce, fork):
+def test_publishes_without_an_answer_stay_the_parents(fakensqd, produce):
     said = produce(
         """
 producer = Producer(address, close_timeout=5)
@@ -216,7 +196,7 @@ assert [result.get(timeout=5) for result in results] == [b"OK"] * 100
 assert ended(child) == 0
 producer.close()
 """,
-        fork,
+        "gevent.os.fork",
     )
 
     held = bodies(fakensqd, "t")
@@ -249,31 +229,6 @@ say("parent", producer.stats().state, ended(children[0]))
 
     assert sorted(said) == ["child closed", "parent closed 0"]
     assert bodies(fakensqd, "t") == [b"x"]
-
-
-def test_grandchildren_publish_too(fakensqd, produce):
-    said = produce(
-        """
-producer = Producer(address)
-publish(producer, "parent", 5)
-
-
-def child():
-    publish(producer, "child", 5)
-    assert ended(in_child(lambda: publish(producer, "grandchild", 5))) == 0
-    publish(producer, "child-after", 5)
-    producer.close()
-
-
-assert ended(in_child(child)) == 0
-publish(producer, "after", 5)
-producer.close()
-""",
-        "gevent.os.fork",
-    )
-
-    assert len(said) == 25
-    assert sorted(bodies(fakensqd, "t")) == sorted(line.encode() for line in said)
 
 
 # --- consumers --------------------------------------------------------------------------------------------------------
@@ -461,43 +416,6 @@ say("parent", len(done), consumer.is_running)
     assert fakensqd.transcript.commands("SUB") == ["SUB"]
 
 
-def test_fork_inside_of_a_handler_leaves_the_message_to_the_parent(fakensqd, run):
-    said = run(
-        """
-import logging
-logging.disable()
-done = []
-
-
-def look():
-    for _ in range(100):
-        gevent.sleep(1e-6)  # lets inherited greenlets run; not 0: the loop looks at its sockets
-    say("child", consumer.is_running, consumer.total_in_flight)
-
-
-def handle(consumer, message):
-    if not done:
-        done.append(message)
-        child = in_child(look)
-        say(ended(child))
-    else:
-        done.append(message)
-
-
-consumer = Consumer("t", "c", nsqd, message_handler=handle, max_in_flight=5)
-consumer.start(block=False)
-wait_until(lambda: len(done) == 100)
-consumer.close(timeout=10)
-say("parent", len(done))
-""",
-        "os.fork",
-    )
-
-    assert said == ["child False 0", "0", "parent 100"]
-    stats = channel_stats(fakensqd, "t", "c")
-    assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (0, 0, 0)
-
-
 def test_child_of_a_handler_may_go_on_as_a_program(fakensqd, run):
     """start() returns in the child, whose handler ends without FIN or REQ."""
     said = run(
@@ -567,7 +485,7 @@ from gnsq import Producer
 gevent.get_hub().threadpool.apply(lambda: gevent.get_hub().threadpool.apply(lambda: None))
 producer = Producer(sys.argv[1])
 producer.start()
-child = FORK()
+child = os.fork()
 if not child:
     os._exit(0)
 print(os.waitpid(child, 0)[1])
@@ -575,8 +493,7 @@ producer.close()
 """
 
 
-@pytest.mark.parametrize("fork", FORKS)
-def test_thread_of_gevents_pool_that_has_a_pool_does_not_hold_up_a_child(fakensqd, fork):
-    done = run_program(HUB_IN_A_POOL.replace("FORK", fork), fakensqd.tcp_address)
+def test_thread_of_gevents_pool_that_has_a_pool_does_not_hold_up_a_child(fakensqd):
+    done = run_program(HUB_IN_A_POOL, fakensqd.tcp_address)
 
     assert (done.stdout, done.stderr) == ("0\n", "")

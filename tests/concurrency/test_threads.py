@@ -228,12 +228,6 @@ def test_result_at_the_time_of_the_timeout_is_kept():
 # --- Once -------------------------------------------------------------------------------------------------------------
 
 
-def test_once_is_acquired_by_the_first_caller_only():
-    token = Once()
-
-    assert [token.acquire() for _ in range(3)] == [True, False, False]
-
-
 def test_once_is_acquired_by_one_of_many_threads():
     tokens = [Once() for _ in range(2000)]
     begin = threading.Barrier(8)
@@ -269,25 +263,9 @@ def test_thread_event_ends_waits_before_and_after_it_is_set():
 # --- OwnerThread ------------------------------------------------------------------------------------------------------
 
 
-def outcome_in_thread(function):
-    """Call a function in a plain thread, while this hub runs; returns its result or exception."""
-    outcomes = []
-
-    def run():
-        try:
-            outcomes.append(function())
-        except Exception as error:  # noqa: BLE001  # it is the test's
-            outcomes.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    wait_until(lambda: not thread.is_alive())
-    return outcomes[0]
-
-
 def owner_thread_that_has_ended():
     """An owner thread that has ended; a new thread may have its ident."""
-    return outcome_in_thread(OwnerThread)
+    return in_thread(OwnerThread)()
 
 
 def test_thread_that_reuses_an_ident_is_not_the_owner_thread():
@@ -296,7 +274,7 @@ def test_thread_that_reuses_an_ident_is_not_the_owner_thread():
     def look():
         return get_ident() == owner.ident, owner.is_current
 
-    looks = [outcome_in_thread(look) for _ in range(50)]
+    looks = [in_thread(look)() for _ in range(50)]
 
     assert not any(is_current for _, is_current in looks)
 
@@ -310,7 +288,7 @@ def test_spawn_logs_an_nsq_exception(caplog):
         raise NSQException("lost")
 
     with caplog.at_level("INFO", "gnsq"):
-        outcome_in_thread(lambda: owner.spawn(fail))
+        in_thread(lambda: owner.spawn(fail))
         wait_until(lambda: made)
 
     assert made == [get_ident()]
@@ -381,4 +359,4 @@ def test_is_hub_greenlet_is_true_in_callbacks_of_the_hub_only():
 
     assert results == [True]
     assert not is_hub_greenlet()
-    assert outcome_in_thread(is_hub_greenlet) is False
+    assert in_thread(is_hub_greenlet)() is False

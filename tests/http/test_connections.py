@@ -22,7 +22,7 @@ from tests.kit import refused_port, resolve_to, run_program, silent_port, wait_u
 from tests.kit.http_peer import http_peer, reply
 
 # Seconds; long enough for what ends before it on a busy machine.
-SHORT = 0.5
+SHORT = 0.3
 
 
 @pytest.fixture
@@ -88,23 +88,12 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
 )
 def test_slow_server_does_not_delay_a_call_beyond_its_deadline(release, client_of, method, head, dribble):
     with http_peer(trickling(release, head, dribble)) as peer:
-        with gevent.Timeout(5), pytest.raises(NSQHttpTimeout, match=r"no response within 0\.5 s") as caught:
+        with gevent.Timeout(5), pytest.raises(NSQHttpTimeout, match=r"no response within 0\.3 s") as caught:
             client_of(peer, timeout=SHORT).request(method, "x")
 
         assert caught.value.status is None
         assert isinstance(caught.value, NSQTimeout)
         assert peer.lines == [f"{method} /x"]
-
-
-@pytest.mark.slow
-def test_slots_are_free_again_after_timeouts(release, client_of):
-    with http_peer(trickling(release, HEAD, b"X-H: 1\r\n")) as slow:
-        client = client_of(slow, timeout=SHORT, maxsize=1)
-        for _ in range(2):
-            with pytest.raises(NSQHttpTimeout):
-                client.request("GET", "x")
-
-        assert len(slow.requests) == 2
 
 
 def test_waiting_for_a_slot_counts(release, client_of):
@@ -228,14 +217,15 @@ def test_connections_are_kept_and_used_again(client_of):
 
 @pytest.mark.parametrize("destroyed", [True, False], ids=["destroyed", "left"])
 def test_threads_share_a_client(client_of, fakensqd, destroyed):
-    """Each thread has its own hub and its own connections."""
+    """Each thread has its own hub and its own connections, a thread with a second hub makes new ones."""
     client = client_of(fakensqd.http_address)
     results = []
 
     def ask():
-        results.append(client.request("GET", "ping"))
-        if destroyed:
-            gevent.get_hub().destroy(destroy_loop=True)
+        for _ in range(2):
+            results.append(client.request("GET", "ping"))
+            if destroyed:
+                gevent.get_hub().destroy(destroy_loop=True)
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -243,23 +233,7 @@ def test_threads_share_a_client(client_of, fakensqd, destroyed):
     for thread in threads:
         thread.join(30)
 
-    assert results == [b"OK"] * 4
-
-
-def test_thread_with_a_second_hub_makes_new_connections(client_of, fakensqd):
-    client = client_of(fakensqd.http_address)
-    results = []
-
-    def ask():
-        for _ in range(2):
-            results.append(client.request("GET", "ping"))
-            gevent.get_hub().destroy(destroy_loop=True)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    thread.join(30)
-
-    assert results == [b"OK"] * 2
+    assert results == [b"OK"] * 8
 
 
 def closing_second(how):
@@ -364,15 +338,6 @@ def test_error_names_all_addresses_of_a_name(client_of, monkeypatch):
     assert str(caught.value).endswith(f"can't connect: Connection refused (tried {tried})")
 
 
-def test_timeout_names_all_addresses_of_a_name(client_of, monkeypatch):
-    with silent_port() as first, silent_port() as second:
-        resolve_to(monkeypatch, first, second)
-        with pytest.raises(NSQHttpUnreachable) as caught:
-            client_of("two.example:4151", timeout=SHORT).request("GET", "x")
-
-    assert f"(tried 127.0.0.1:{first}: no answer within 0.25 s; 127.0.0.1:{second}: no answer" in str(caught.value)
-
-
 # --- close and fork
 
 
@@ -443,14 +408,11 @@ FORK = """
     import gevent, gevent.os
     from gnsq.httpclient import HTTPClient
 
-    address, how = sys.argv[1:]
-    client = HTTPClient.from_url(address, timeout=20)
+    client = HTTPClient.from_url(sys.argv[1], timeout=20)
     assert client.request("GET", "ping") == b"OK"
-    fork = gevent.fork if how == "gevent" else os.fork
-    if how == "gevent":
-        # Else it misses a child that ends before it is first waited for.
-        gevent.get_hub().loop.install_sigchld()
-    pid = fork()
+    # Else gevent misses a child that ends before it is first waited for.
+    gevent.get_hub().loop.install_sigchld()
+    pid = gevent.fork()
     if not pid:
         done = 1
         try:
@@ -459,18 +421,15 @@ FORK = """
         finally:
             os._exit(done)
     assert [client.request("GET", "ping") for _ in range(20)] == [b"OK"] * 20
-    # gevent reaps the children of its own fork().
-    waitpid = gevent.os.waitpid if how == "gevent" else os.waitpid
-    assert os.waitstatus_to_exitcode(waitpid(pid, 0)[1]) == 0
+    assert os.waitstatus_to_exitcode(gevent.os.waitpid(pid, 0)[1]) == 0
     assert client.request("GET", "ping") == b"OK"
     print("both")
 """
 
 
-@pytest.mark.parametrize("how", ["os", "gevent"])
 @pytest.mark.subprocess
-def test_child_of_a_fork_makes_connections_of_its_own(fakensqd, how):
-    done = run_program(textwrap.dedent(FORK), fakensqd.http_address, how)
+def test_child_of_a_fork_makes_connections_of_its_own(fakensqd):
+    done = run_program(textwrap.dedent(FORK), fakensqd.http_address)
 
     assert (done.stdout, done.stderr) == ("both\n", "")
 

@@ -96,15 +96,7 @@ def test_body_that_is_declared_as_json_and_is_not_is_an_error(body):
     assert (caught.value.status, caught.value.body) == (200, body)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        pytest.param(rb'["\ud800"]', id="first half"),
-        pytest.param(rb'["\uDc00"]', id="second half"),
-        pytest.param(rb'{"\udfff":1}', id="in a key"),
-        pytest.param(rb'{"status_code":200,"status_txt":"OK","data":"\ud800"}', id="envelope of text"),
-    ],
-)
+@pytest.mark.parametrize("body", [rb'["\ud800"]', rb'["\uDc00"]', rb'{"\udfff":1}'])
 def test_half_of_a_surrogate_pair_is_refused(body):
     with pytest.raises(NSQHttpError, match=r"body is not JSON \(half of a surrogate pair\)"):
         result(200, JSON, body)
