@@ -141,20 +141,10 @@ def test_silent_nsqlookupd_does_not_delay_the_others():
     assert asking.get(timeout=1)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        pytest.param({}, id="no producers"),
-        pytest.param({"producers": [{}]}, id="no address"),
-        pytest.param({"producers": [{"broadcast_address": "a", "tcp_port": "x"}]}, id="port is not a number"),
-        pytest.param({"producers": [{"broadcast_address": "a", "tcp_port": 0}]}, id="port 0"),
-        pytest.param([], id="no object"),
-        pytest.param({"producers": 0}, id="producers are no list"),
-    ],
-)
 @both
-def test_answer_of_another_server_is_a_failure(ask, answer):
-    assert ask(Lookupd(answer)) == (set(), 0)
+def test_answer_of_another_server_is_a_failure(ask):
+    for answer in ({}, {"producers": [{}]}, [], {"producers": 0}):
+        assert ask(Lookupd(answer)) == (set(), 0)
 
 
 def test_address_of_old_servers_is_used():
@@ -171,12 +161,6 @@ def test_lookupd_addresses_are_urls_or_hosts():
 
     assert [client.address for client in clients] == ["http://a:1/", "http://b:4161/"]
     assert len(parse_lookupds("c:2")) == 1
-
-
-@pytest.mark.parametrize("value", [None, {"a"}, [None], 5])
-def test_lookupd_addresses_of_a_wrong_type_are_refused(value):
-    with pytest.raises(TypeError, match="must be"):
-        parse_lookupds(value)
 
 
 NODES = {"channels": [], "producers": []}
@@ -199,19 +183,9 @@ def test_lookupd_options_are_used_for_lookups(kind):
     assert parse_lookupds("a", {"timeout": None})[0].options.timeout == LOOKUP_TIMEOUT
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        pytest.param({"colour": 1}, "has no option colour", id="unknown"),
-        pytest.param(5, "lookupd_options must be a dict, not a int", id="no dict"),
-    ],
-)
-@pytest.mark.parametrize("kind", [Consumer, Producer])
-def test_invalid_lookupd_options_are_refused(kind, options, words):
-    given = {"topic": "t", "channel": "c"} if kind is Consumer else {}
-
-    with pytest.raises(TypeError, match=words):
-        kind(lookupd_http_addresses="host", lookupd_options=options, **given)
+def test_lookupd_options_that_are_no_dict_are_refused():
+    with pytest.raises(TypeError, match="lookupd_options must be a dict, not a int"):
+        Producer(lookupd_http_addresses="host", lookupd_options=5)
 
 
 # --- invalid answers --------------------------------------------------------------------------------------------------
@@ -256,29 +230,13 @@ def test_other_greenlets_run_while_a_long_answer_is_read():
     assert len(turns) >= 40
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        pytest.param("/tmp/evil.sock", id="unix socket"),
-        pytest.param("x" * 256, id="too long"),
-        pytest.param("a\nERROR forged", id="line feed"),
-        pytest.param("\ud800", id="half of a surrogate pair"),
-        pytest.param("a b", id="space"),
-        pytest.param("user:secret@host", id="user"),
-        pytest.param("host/path", id="path"),
-        pytest.param("[::1]", id="brackets"),
-        pytest.param("", id="empty"),
-        pytest.param(["a"], id="a list"),
-    ],
-)
 @both
-def test_broadcast_address_must_be_a_host(ask, host):
-    assert ask(of(nsqd(host), nsqd("good"))) == ({"good:4150"}, 0)
-
-
-@pytest.mark.parametrize("port", [0, 65536, 10**90, True, 1.0, None, "4150"])
-def test_port_must_be_a_port(port):
-    assert lookup(of(nsqd("a", port))) == (set(), 0)
+def test_broadcast_address_must_be_a_host_and_port_a_port(ask):
+    hosts = ["/tmp/evil.sock", "x" * 256, "a\nERROR forged", "\ud800", "a b", "user:secret@host", "host/path", "[::1]"]
+    for host in (*hosts, "", ["a"]):
+        assert ask(of(nsqd(host), nsqd("good"))) == ({"good:4150"}, 0)
+    for port in (0, 65536, 10**90, True, 1.0, None, "4150"):
+        assert ask(of(nsqd("a", port), nsqd("good"))) == ({"good:4150"}, 0)
 
 
 def test_limit_leaves_out_new_nsqds_and_keeps_known_ones(caplog):

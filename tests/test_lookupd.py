@@ -112,25 +112,17 @@ def test_errors_have_a_hint(answer, status, words):
         assert caught.value.status == status
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda c: c.lookup("*"), ValueError, "topic name '\\*'"),
-        (lambda c: c.channels(""), ValueError, "topic name ''"),
-        (lambda c: c.create_channel("t", "c!"), ValueError, "channel name 'c!'"),
-        (lambda c: c.delete_channel("t!", "c"), ValueError, "topic name 't!'"),
-        (lambda c: c.tombstone_topic("t", "host"), ValueError, "node 'host' must be host:port"),
-        (lambda c: c.tombstone_topic("t", "host:0"), ValueError, "node 'host:0' must be host:port"),
-        (lambda c: c.tombstone_topic("t", "host:x"), ValueError, "must be host:port"),
-        (lambda c: c.tombstone_topic("t", ":1"), ValueError, "must be host:port"),
-        (lambda c: c.tombstone_topic("t", "a b:1"), ValueError, "must be host:port"),
-        (lambda c: c.tombstone_topic("t", 4151), TypeError, "node must be a str"),
-    ],
-)
-def test_invalid_arguments_are_refused_before_the_request(call, error, words):
+def test_invalid_arguments_are_refused_before_the_request():
     with http_peer(lambda asked, sock: reply()) as served, LookupdClient.from_url(served.address) as client:
-        with pytest.raises(error, match=words):
-            call(client)
+        for node in ("host", "host:0", "host:x", ":1", "a b:1"):
+            with pytest.raises(ValueError, match=f"node '{node}' must be host:port"):
+                client.tombstone_topic("t", node)
+        with pytest.raises(TypeError, match="node must be a str"):
+            client.tombstone_topic("t", 4151)
+        with pytest.raises(ValueError, match="topic name '\\*'"):
+            client.lookup("*")
+        with pytest.raises(ValueError, match="channel name 'c!'"):
+            client.create_channel("t", "c!")
 
         assert served.connections == 0
 

@@ -55,14 +55,10 @@ def test_typed_keywords_are_the_options_with_their_types(keywords, options, owne
     typed = {name: reference.__forward_arg__ for name, reference in keywords.__annotations__.items()}
 
     assert typed == {name: typed.get(name) if name in wider else kind for name, kind in expected.items()}
+    assert keywords.__required_keys__ == frozenset()
     # Each takes what the option itself takes, and more.
     forms = {name: fields[name].replace("tuple[str, ...]", "Sequence[str]").split(" | ") for name in wider}
     assert all(set(forms[name]) < set(typed[name].split(" | ")) for name in wider)
-
-
-@pytest.mark.parametrize(("keywords", "options", "owner"), OPTIONS)
-def test_all_typed_keywords_may_be_left_out(keywords, options, owner):
-    assert keywords.__required_keys__ == frozenset()
 
 
 def test_typed_keywords_of_subclasses_of_http_client_are_those_of_its_constructor():

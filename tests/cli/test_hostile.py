@@ -85,7 +85,7 @@ def test_text_of_a_server_is_shown_without_control_characters(tmp_path, monkeypa
     with peer(tcp) as nsqd, http(int(nsqd.rpartition(":")[2])) as server:
         words = arguments.replace("DIRECTORY", str(tmp_path)).split()
         servers = [server] if words[-1] == "--lookupd" else ["--nsqd", nsqd, "--nsqd-http", server]
-        result = invoke(*words, *servers, "--timeout", "0.2", "-vv")
+        result = invoke(*words, *servers, "--timeout", "0.5", "-vv")
 
     shown = result.stdout + result.stderr
     assert shown

@@ -34,8 +34,14 @@ def test_server_certificate_is_valid_for_its_names(certificates):
         assert trusted(certificates, files, name)["subject"] == ((("commonName", "nsqd.example"),),)
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         trusted(certificates, files, "other.example")
-    assert trusted(certificates, certificates.server("nsqd.example"), "nsqd.example")
+
+
+def test_server_certificate_is_for_localhost_by_default(certificates):
     assert trusted(certificates, certificates.server(), "localhost")
+
+
+def test_server_certificate_takes_one_name_as_str(certificates):
+    assert trusted(certificates, certificates.server("nsqd.example"), "nsqd.example")
 
 
 def test_certificate_of_another_ca_is_not_trusted(certificates, tmp_path):

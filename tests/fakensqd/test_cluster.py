@@ -20,6 +20,15 @@ def test_every_nsqd_registers_with_every_nsqlookupd(nsqds, lookupds):
     assert cluster.errors == []
 
 
+def test_cluster_starts_again_on_the_same_ports():
+    cluster = FakeCluster()
+    with cluster:
+        addresses = cluster.nsqd_tcp_addresses
+    with cluster:
+        assert cluster.nsqd_tcp_addresses == addresses
+        assert len(request(cluster.lookupd_http_addresses[0], "GET", "/nodes")["producers"]) == 2
+
+
 def test_failed_start_of_a_cluster_leaves_no_server_running():
     with FakeCluster() as other:
         cluster = FakeCluster(tcp_address=other.nsqd_tcp_addresses[0])

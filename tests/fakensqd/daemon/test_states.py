@@ -47,12 +47,17 @@ def test_down_aborts_and_refuses_connections_until_up(daemon_class):
         assert request(daemon.http_address, "GET", "/ping") == "OK"
 
 
-def test_ports_are_reserved_and_refuse_while_the_server_is_down(tls_options, client_context):
+def test_ports_are_reserved_while_the_server_is_down():
+    with FakeNsqd() as nsqd:
+        nsqd.down()
+        with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+            other.bind(("127.0.0.1", nsqd.tcp_port))
+
+
+def test_down_and_up_are_also_about_https(tls_options, client_context):
     with FakeNsqd(**tls_options) as nsqd:
         nsqd.down()
         assert refuses(nsqd.https_port)
-        with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
-            other.bind(("127.0.0.1", nsqd.tcp_port))
         nsqd.up()
         assert request(nsqd.https_address, "GET", "/ping", context=client_context) == "OK"
 
