@@ -15,184 +15,140 @@ BUSY = Depth(5, 5, 0)
 PART = Depth(5, 5, 0, exact=False)
 
 
-def drain(rows=10, looks=2, idle_timeout=60, **changes):
-    """A drain that knows the depth at the start."""
-    made = Drain(idle_timeout, 0, **changes)
-    for _ in range(looks):
-        made.record(0, Depth(rows, 0, 0))
-    return made
+KNOWN = [Depth(10, 0, 0)] * 2
+NONE_THERE = Depth(0, 0, 0, exact=False)
+
+
+def at(*samples):
+    """Samples at one time after another: (seconds, rows) or (seconds, rows, depth)."""
+    return [(second, DepthSample(rows, *depth)) for second, rows, *depth in samples]
+
+
+def paused(*seconds):
+    return [(second, DepthSample(4, is_paused=True)) for second in seconds]
+
+
+# What is known of the depth at the start, settings, the samples, and how a drain ends with the last of them.
+DRAINS = [
+    pytest.param(
+        KNOWN, {}, at((1, 9, BUSY), (2, 10, BUSY)), Outcome.DRAINED, "at the start", id="initial messages have come"
+    ),
+    pytest.param(
+        KNOWN[:1],
+        {},
+        # At 0.2 s the message was between topic and channel.
+        at((0, 0), (0.2, 0, BUSY), (0.4, 9, BUSY), (0.4, 10, BUSY)),
+        Outcome.DRAINED,
+        "",
+        id="one sample is not enough",
+    ),
+    pytest.param([EMPTY], {}, at((0.2, 0, EMPTY)), Outcome.DRAINED, "", id="never had any"),
+    pytest.param(
+        KNOWN, {}, at((1, 4, EMPTY), (1.2, 4, EMPTY)), Outcome.DRAINED, "empty", id="empty has to be seen twice"
+    ),
+    pytest.param(
+        KNOWN,
+        {},
+        # The message of 1.2 s was in the spool before, though not yet when that was looked at.
+        at((0, 4), (1, 4, EMPTY), (1.2, 5), (1.4, 5, EMPTY), (1.6, 5, EMPTY)),
+        Outcome.DRAINED,
+        "empty",
+        id="empty, a message, and empty",
+    ),
+    pytest.param(KNOWN, {}, at((1, 4, EMPTY), (1.2, 4, BUSY), (1.4, 4, EMPTY)), None, "", id="empty, busy, and empty"),
+    pytest.param(
+        KNOWN, {}, at((1, 4, EMPTY), *((1 + second, 4) for second in range(50))), None, "", id="empty, and no answers"
+    ),
+    pytest.param([], {"has_http": False}, at((1, 4), (2.9, 4), (3, 4)), Outcome.LEFT, "nothing has come", id="silence"),
+    pytest.param(
+        [],
+        {"has_http": False, "segment_wait": 5},
+        at((6.9, 0), (7, 0)),
+        Outcome.LEFT,
+        "",
+        id="silence while messages may wait for their segment",
+    ),
+    pytest.param(
+        [],
+        {"has_http": False},
+        at(*((second, second) for second in range(1, 61))),
+        Outcome.LEFT,
+        "",
+        id="constant publishing without statistics",
+    ),
+    pytest.param(
+        [],
+        {"has_http": False},
+        [(second, DepthSample(0, is_reached=False)) for second in (59, 60)],
+        Outcome.FAILED,
+        "no nsqd was reached",
+        id="nobody was reached",
+    ),
+    pytest.param(
+        [PART] * 2,
+        {},
+        at(*((second, 9, NONE_THERE) for second in (1, 2, 3, 4)), (5, 10, NONE_THERE), (7, 10, NONE_THERE)),
+        Outcome.LEFT,
+        "not every nsqd tells",
+        id="part of the depth sets the target and proves no emptiness",
+    ),
+    pytest.param(
+        [],
+        {},
+        at(*((second, 20 * second, PART) for second in range(1, 61))),
+        Outcome.LEFT,
+        "",
+        id="constant publishing with a part of the depth",
+    ),
+    pytest.param(
+        KNOWN,
+        {},
+        at((1, 4, BUSY), (60, 4, BUSY), (61, 4, BUSY)),
+        Outcome.LEFT,
+        "10 messages wait",
+        id="messages that do not come",
+    ),
+    pytest.param([], {}, at((59, 0), (60, 0)), Outcome.LEFT, "not known to be empty", id="statistics that fail"),
+    pytest.param(
+        [],
+        {},
+        at((1, 4, BUSY), (1.2, 4, BUSY), (2, 13, BUSY), (3, 14, BUSY)),
+        Outcome.DRAINED,
+        "at the start",
+        id="the target is the largest of the first depths",
+    ),
+    pytest.param(
+        KNOWN, {}, [*paused(1, 60), *at((62, 4), (121, 4))], None, "", id="idleness is counted anew after a pause"
+    ),
+    pytest.param(KNOWN, {}, paused(1, 61), Outcome.FAILED, "spool is full", id="a pause that does not end"),
+]
+
+
+@pytest.mark.parametrize(("known", "settings", "samples", "outcome", "words"), DRAINS)
+def test_drain_ends_with_the_last_sample_and_not_before(known, settings, samples, outcome, words):
+    drain = Drain(60, 0, **settings)
+    for depth in known:
+        drain.record(0, depth)
+
+    *before, end = [drain.update(sample, second) for second, sample in samples]
+
+    assert not any(before)
+    assert (end and end.outcome) is outcome
+    assert words in (end.reason if end else "")
+
+
+def test_time_of_the_query_is_not_idle():
+    drain = Drain(60, 0)
+    drain.record(0, KNOWN[0])
+
+    assert not drain.update(DepthSample(4), 1)
+    drain.begin(1000)
+    assert not drain.update(DepthSample(4), 1059)
+    assert drain.update(DepthSample(4), 1061)
 
 
 def test_total_depth_excludes_deferred_messages():
     assert Depth(waiting=3, in_flight=2, deferred=7).total == 5
-
-
-def test_drain_ends_after_the_initial_messages_have_come():
-    some = drain(10)
-
-    assert not some.update(DepthSample(9, BUSY), 1)
-    end = some.update(DepthSample(10, BUSY), 2)
-    assert end.outcome is Outcome.DRAINED
-    assert "at the start" in end.reason
-
-
-def test_one_empty_sample_does_not_end_a_drain():
-    some = drain(0, looks=1)
-
-    assert not some.update(DepthSample(0), 0)
-    # It was between topic and channel.
-    assert not some.update(DepthSample(0, BUSY), 0.2)
-    assert not some.update(DepthSample(9, BUSY), 0.4)
-    assert some.update(DepthSample(10, BUSY), 0.4)
-
-
-def test_empty_drain_ends_after_two_samples():
-    some = drain(0, looks=1)
-
-    assert some.update(DepthSample(0, EMPTY), 0.2).outcome is Outcome.DRAINED
-
-
-def test_empty_channel_has_to_be_seen_twice():
-    some = drain()
-
-    assert not some.update(DepthSample(4, EMPTY), 1)
-    assert "empty" in some.update(DepthSample(4, EMPTY), 1.2).reason
-
-
-def test_message_between_two_samples_restarts_the_count_of_empty_ones():
-    some = drain()
-    some.update(DepthSample(4), 0)
-
-    assert not some.update(DepthSample(4, EMPTY), 1)
-    # It was in the spool, though not yet when that was looked at.
-    assert not some.update(DepthSample(5), 1.2)
-    assert not some.update(DepthSample(5, EMPTY), 1.4)
-    assert some.update(DepthSample(5, EMPTY), 1.6)
-
-
-def test_busy_sample_restarts_the_count_of_empty_ones():
-    some = drain()
-
-    assert not some.update(DepthSample(4, EMPTY), 1)
-    assert not some.update(DepthSample(4, BUSY), 1.2)
-    assert not some.update(DepthSample(4, EMPTY), 1.4)
-
-
-def test_samples_without_a_depth_are_not_counted():
-    some = drain()
-
-    some.update(DepthSample(4, EMPTY), 1)
-    assert not any(some.update(DepthSample(4), 1 + second) for second in range(50))
-
-
-def test_without_statistics_silence_is_the_end():
-    some = Drain(60, 0, has_http=False)
-
-    assert not some.update(DepthSample(4), 1)
-    assert not some.update(DepthSample(4), 2.9)
-    end = some.update(DepthSample(4), 3)
-    assert end.outcome is Outcome.LEFT
-    assert "nothing has come" in end.reason
-
-
-def test_silence_is_no_end_while_messages_may_wait_for_their_segment():
-    some = Drain(60, 0, has_http=False, segment_wait=5)
-
-    assert not some.update(DepthSample(0), 6.9)
-    assert some.update(DepthSample(0), 7).outcome is Outcome.LEFT
-
-
-def test_without_statistics_constant_publishing_ends_too():
-    some = Drain(60, 0, has_http=False)
-
-    ends = [some.update(DepthSample(second), second) for second in range(1, 61)]
-
-    assert not any(ends[:-1])
-    assert ends[-1].outcome is Outcome.LEFT
-
-
-def test_silence_is_no_end_before_anybody_was_reached():
-    some = Drain(60, 0, has_http=False)
-
-    assert not some.update(DepthSample(0, is_reached=False), 59)
-    end = some.update(DepthSample(0, is_reached=False), 60)
-    assert end.outcome is Outcome.FAILED
-    assert "no nsqd was reached" in end.reason
-
-
-def test_part_of_the_depth_sets_the_target_and_proves_no_emptiness():
-    some = Drain(60, 0)
-    for _ in range(2):
-        some.record(0, PART)
-    nothing = Depth(0, 0, 0, exact=False)
-
-    assert not any(some.update(DepthSample(9, nothing), second) for second in (1, 2, 3, 4))
-    assert not some.update(DepthSample(10, nothing), 5)
-    end = some.update(DepthSample(10, nothing), 7)
-    assert end.outcome is Outcome.LEFT
-    assert "not every nsqd tells" in end.reason
-
-
-def test_part_of_the_depth_ends_under_constant_publishing():
-    some = Drain(60, 0)
-
-    ends = [some.update(DepthSample(20 * second, PART), second) for second in range(1, 61)]
-
-    assert not any(ends[:-1])
-    assert ends[-1].outcome is Outcome.LEFT
-
-
-def test_idle_drain_reports_the_messages_that_are_left():
-    some = drain()
-
-    some.update(DepthSample(4, BUSY), 1)
-    assert not some.update(DepthSample(4, BUSY), 60)
-    end = some.update(DepthSample(4, BUSY), 61)
-    assert end.outcome is Outcome.LEFT
-    assert "10 messages wait" in end.reason
-
-
-def test_statistics_that_fail_are_waited_for():
-    some = Drain(60, 0)
-
-    assert not some.update(DepthSample(0), 59)
-    assert "not known to be empty" in some.update(DepthSample(0), 60).reason
-
-
-def test_target_is_the_largest_of_the_first_depths():
-    some = Drain(60, 0)
-
-    assert not some.update(DepthSample(4, BUSY), 1)
-    assert not some.update(DepthSample(4, BUSY), 1.2)
-    assert not some.update(DepthSample(13, BUSY), 2)
-    assert "at the start" in some.update(DepthSample(14, BUSY), 3).reason
-
-
-def test_time_of_the_query_is_not_idle():
-    some = drain()
-
-    assert not some.update(DepthSample(4), 1)
-    some.begin(1000)
-    assert not some.update(DepthSample(4), 1059)
-    assert some.update(DepthSample(4), 1061)
-
-
-def test_idleness_is_counted_anew_when_a_pause_ends():
-    some = drain()
-
-    assert not some.update(DepthSample(4, is_paused=True), 1)
-    assert not some.update(DepthSample(4, is_paused=True), 60)
-    assert not some.update(DepthSample(4), 62)
-    assert not some.update(DepthSample(4), 121)
-
-
-def test_pause_that_does_not_end_is_an_error():
-    some = drain()
-
-    assert not some.update(DepthSample(4, is_paused=True), 1)
-    end = some.update(DepthSample(4, is_paused=True), 61)
-    assert end.outcome is Outcome.FAILED
-    assert "spool is full" in end.reason
 
 
 # --- empty batches

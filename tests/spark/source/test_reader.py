@@ -17,12 +17,11 @@ from pyspark.sql.types import StructType
 from gnsq import NsqdHTTPClient
 from gnsq.spark.datasource import COLUMNS, NsqDataSource, data_source_for
 from gnsq.spark.errors import SpoolError, SpoolInUse
-from gnsq.spark.offsets import Segment, encode_offset
+from gnsq.spark.offsets import encode_offset
 from gnsq.spark.receiver.receiver import GC_THRESHOLD
 from gnsq.spark.source.pyspark41 import ReadAllAvailable, ReadMaxBytes
 from gnsq.spark.source.reader import SegmentsPartition
 from gnsq.spark.spool.spool import Spool
-from tests.kit import run_program
 from tests.spark.helpers import channel_stats, columns, numbered, publish, running, unusable, wait_for
 
 # As getDefaultReadLimit() gives it by default.
@@ -74,6 +73,8 @@ def test_stream_reader_reads_every_message_by_a_spool_of_the_mode_that_the_optio
     publish(fakensqd, "clicks", numbered(100))
     stream = reader(spoolMode="2770")
     start = stream.initialOffset()
+    assert stream.reportLatestOffset() is None
+    assert not (tmp_path / "spool").exists()
 
     end = start
     rows = []
@@ -87,19 +88,6 @@ def test_stream_reader_reads_every_message_by_a_spool_of_the_mode_that_the_optio
     assert list(rows[0]) == list(COLUMNS)
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "spool", *(tmp_path / "spool").rglob("*"))}
     assert modes == {0o2770, 0o660}
-
-
-def test_columns_are_those_of_the_schema(reader, spool):
-    spool.writer("r1").write(1, columns(1))
-    stream = reader("topic", "body", receivers="external")
-
-    end = stream.latestOffset(stream.initialOffset(), LIMIT)
-
-    assert read(stream, stream.initialOffset(), end) == [{"topic": "clicks", "body": b"body 1"}]
-
-
-def test_default_limit_is_not_that_of_trigger_once(reader):
-    assert reader(maxBytesPerBatch="5").getDefaultReadLimit() == ReadMaxBytes(5)
 
 
 @pytest.mark.parametrize(
@@ -217,15 +205,6 @@ def test_sigterm_requeues_messages_that_are_not_in_the_spool(fakensqd, tmp_path,
     assert (stats["in_flight_count"], stats["depth"] + rows) == (0, 100)
 
 
-def test_nothing_happens_before_the_first_call(reader, tmp_path):
-    stream = reader()
-    stream.initialOffset()
-    stream.initialOffset()
-
-    assert stream.reportLatestOffset() is None
-    assert not (tmp_path / "spool").exists()
-
-
 @pytest.mark.parametrize(("receivers", "first"), [("driver", GC_THRESHOLD), ("external", 700)])
 def test_cycles_are_searched_for_rarely_where_the_process_receives(reader, receivers, first):
     gc.set_threshold(700, 10, 10)
@@ -253,6 +232,34 @@ def test_second_query_is_refused(reader, monkeypatch):
 
     with pytest.raises(SpoolInUse):
         second.latestOffset(second.initialOffset(), LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        pytest.param(
+            lambda source: source(maxRows="5").streamReader(schema()).initialOffset(),
+            r"maxRows is for spark\.read only",
+            id="option of batches",
+        ),
+        pytest.param(
+            lambda source: source().streamReader(StructType().add("page", "string")).initialOffset(),
+            "use from_json",
+            id="unknown column",
+        ),
+        pytest.param(
+            lambda source: source().streamReader(StructType().add("body", "string")).initialOffset(),
+            "use from_json",
+            id="type",
+        ),
+        pytest.param(
+            lambda source: source().writer(StructType().add("body", "binary"), overwrite=True), "append", id="overwrite"
+        ),
+    ],
+)
+def test_what_the_format_can_not_do_is_told(options, make, words):
+    with pytest.raises(ValueError, match=words):
+        make(lambda **more: NsqDataSource({**options, **more}))
 
 
 @pytest.mark.parametrize("other", [{"topic": "views"}, {"channel": "metrics"}])
@@ -324,25 +331,6 @@ def test_spool_taken_by_another_run_ends_the_first_one(reader, tmp_path, monkeyp
         first.latestOffset(start, LIMIT)
 
 
-def test_credentials_are_in_no_repr_of_a_partition():
-    partition = SegmentsPartition("s3://KEY:SECRET@bucket/dir", [Segment("r1", 1, 2, 3)])
-
-    assert repr(partition) == "SegmentsPartition('s3://***@bucket/dir', ['r1/000000000001-3-2.arrow'])"
-
-
-def test_option_of_batches_alone_is_refused_for_a_stream(options):
-    with pytest.raises(ValueError, match=r"maxRows is for spark\.read only"):
-        NsqDataSource({**options, "maxRows": "5"}).streamReader(schema()).initialOffset()
-
-
-@pytest.mark.parametrize(
-    "field", [pytest.param(("page", "string"), id="unknown"), pytest.param(("body", "string"), id="type")]
-)
-def test_foreign_schema_is_refused(options, field):
-    with pytest.raises(ValueError, match="use from_json"):
-        NsqDataSource(options).streamReader(StructType().add(*field)).initialOffset()
-
-
 # --- number of tasks
 
 
@@ -351,26 +339,19 @@ def test_number_of_tasks_is_that_of_the_cluster(options, spool):
     for number in range(1, 10):
         writer.write(number, rows)
     given = {**options, "receivers": "external"}
-    source = data_source_for(7)
+    # As Spark's processes get it.
+    source = pickle.loads(cloudpickle.dumps(data_source_for(7)))
 
     counts = []
     for more in ({}, {"numPartitions": "3"}):
-        stream = source({**given, **more}).streamReader(schema())
-        counts.append(len(stream.partitions(stream.initialOffset(), encode_offset({"r1": 9}, "clicks/archive"))))
+        stream = source({**given, **more}).streamReader(schema("topic", "body"))
+        partitions = stream.partitions(stream.initialOffset(), encode_offset({"r1": 9}, "clicks/archive"))
+        counts.append(len(partitions))
+        assert next(stream.read(partitions[0])).schema.names == ["topic", "body"]
         stream.stop()
 
     assert counts == [7, 3]
     assert data_source_for(None) is NsqDataSource
-
-
-@pytest.mark.subprocess
-def test_processes_of_spark_get_the_number_of_tasks():
-    pickled = cloudpickle.dumps(data_source_for(7))
-    code = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1])).parallelism)"
-
-    done = run_program(code, pickled.hex(), flags=())
-
-    assert done.stdout == "7\n"
 
 
 # --- batch
@@ -393,8 +374,3 @@ def test_batch_without_a_spool_uses_sparks_local_directory(fakensqd, options, tm
 
     assert partition.location.startswith(str(tmp_path / "gnsq-spool-"))
     assert stat.S_IMODE(Path(partition.location).stat().st_mode) == 0o2770
-
-
-def test_overwrite_is_refused(options):
-    with pytest.raises(ValueError, match="append"):
-        NsqDataSource(options).writer(StructType().add("body", "binary"), overwrite=True)
