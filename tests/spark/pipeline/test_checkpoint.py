@@ -25,44 +25,28 @@ from tests.spark.pipeline.jobs import job, metric, table
 
 
 def test_checkpoint_has_the_identity_that_spark_gave_it(tmp_path):
-    put_checkpoint(tmp_path)
-
-    assert checkpoint_id(f"file://{tmp_path}") == "a"
-
-
-def test_new_checkpoint_has_no_identity(tmp_path):
-    (tmp_path / "offsets").mkdir()
-
-    assert checkpoint_id(str(tmp_path / "none")) is None
-    assert checkpoint_id(str(tmp_path)) is None
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", "not json"])
-def test_corrupt_file_is_named(tmp_path, text):
-    (tmp_path / "metadata").write_text(text)
-
-    with pytest.raises(JobFailed, match=r"is corrupt: metadata can't be read, it is not Spark's.* Bring the"):
-        checkpoint_id(str(tmp_path))
-
-
-def test_lost_metadata_is_told(tmp_path):
-    (tmp_path / "offsets").mkdir()
-    (tmp_path / "offsets" / "117").touch()
-
-    with pytest.raises(JobFailed, match="metadata can't be read, it is missing"):
-        checkpoint_id(str(tmp_path))
-
-
-def test_uri_of_a_file_is_read_as_spark_reads_it(tmp_path):
     put_checkpoint(tmp_path / "a b%20ü")
+    (tmp_path / "new" / "offsets").mkdir(parents=True)
 
-    assert checkpoint_id(f"file://{tmp_path}/a b%20ü") == "a"
-    assert checkpoint_id(f"file:{tmp_path}/a b%20ü") == "a"
-
-
-def test_location_of_sparks_alone_is_told_without_its_secrets():
+    # As Spark reads a URI of a file.
+    for prefix in ("file://", "file:", ""):
+        assert checkpoint_id(f"{prefix}{tmp_path}/a b%20ü") == "a"
+    assert checkpoint_id(str(tmp_path / "none")) is checkpoint_id(str(tmp_path / "new")) is None
     with pytest.raises(ValueError, match=r"^s3a://\*\*\*@b/c can't be read without Spark$"):
         checkpoint_id("s3a://key:hush@b/c")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"), [*((text, "not Spark's") for text in ("", "[]", "{}", "not json")), (None, "missing")]
+)
+def test_corrupt_or_lost_file_is_named(tmp_path, text, what):
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "117").touch()
+    if text is not None:
+        (tmp_path / "metadata").write_text(text)
+
+    with pytest.raises(JobFailed, match=rf"is corrupt: metadata can't be read, it is {what}.* Bring the"):
+        checkpoint_id(str(tmp_path))
 
 
 # --- batches
@@ -76,9 +60,7 @@ def test_batch_is_told_by_its_offsets(tmp_path):
     assert identify(str(tmp_path), "a", 7, 1) == batch
     put_batch(tmp_path, 7, "others")
     assert identify(str(tmp_path), "a", 7, 1).offsets not in (0, batch.offsets)
-
-
-def test_batch_of_a_checkpoint_that_only_spark_can_read_is_told_by_its_number():
+    # Where only Spark can read it, by its number alone.
     assert identify("s3a://bucket/c", "a", 7, 1).offsets == 0
 
 
@@ -101,13 +83,13 @@ def test_each_setting_of_a_table_is_known_to_divide_events_from_others_or_not():
     assert {*options_of(TableSettings)} == {*DIVIDING} | OTHERS
 
 
-@pytest.mark.parametrize("name", DIVIDING)
-def test_settings_that_divide_events_from_others_are_part_of_a_batch(tmp_path, name):
+def test_settings_that_divide_events_from_others_are_part_of_a_batch(tmp_path):
     # A batch that runs again under a changed one would put an event into both tables, or none.
     [query], [same] = job(tmp_path).queries, job(tmp_path, table(keep="none", partition_by=[])).queries
-    [other] = job(tmp_path, table(**DIVIDING[name])).queries
+    others = [job(tmp_path, table(**changes)).queries[0] for changes in DIVIDING.values()]
 
-    assert settings_hash(query) == settings_hash(same) != settings_hash(other)
+    assert settings_hash(query) == settings_hash(same)
+    assert settings_hash(query) not in {settings_hash(other) for other in others}
 
 
 def test_state_that_the_batch_before_has_written_is_on_the_disk(tmp_path, monkeypatch):
@@ -155,6 +137,8 @@ def queries_of(path, **changes):
 
 
 def test_changed_definition_begins_an_epoch_without_what_the_old_one_has_read(tmp_path, caplog):
+    # It may change freely before the first batch.
+    settle_epoch(queries_of(tmp_path, aggregates=("sum(ms)",)))
     query = queries_of(tmp_path)
     assert settle_epoch(query) == settle_epoch(query) == read_epoch(query) == 1
     spool = Spool(query.spool)
@@ -168,12 +152,6 @@ def test_changed_definition_begins_an_epoch_without_what_the_old_one_has_read(tm
 
     assert [segment.number for segment in spool.listing().segments] == [3]
     assert "keys changed" in caplog.text
-
-
-def test_definition_may_change_freely_before_the_first_batch(tmp_path):
-    settle_epoch(queries_of(tmp_path))
-
-    assert settle_epoch(queries_of(tmp_path, aggregates=("sum(ms)",))) == 1
 
 
 def test_batch_that_was_begun_without_deduplication_is_finished_first(tmp_path):
@@ -241,10 +219,16 @@ def put_logs(checkpoint, **last):
 
 
 @pytest.mark.parametrize(
-    "torn", [b"", b"\0" * 40, b"v1\n", b'v1\n{"batchWatermarkMs":0}', b'v1\n{"batchWatermarkMs":0}\n{"n":']
+    ("torn", "checksum"),
+    [
+        *((torn, bytes(12)) for torn in (b"", b"\0" * 40, b"v1\n", b'v1\n{"batchWatermarkMs":0}')),
+        (b'v1\n{"batchWatermarkMs":0}\n{"n":', bytes(12)),
+        (WHOLE["offsets"], b""),
+    ],
 )
-def test_torn_offsets_of_a_batch_that_has_not_begun_are_set_aside(tmp_path, caplog, torn):
+def test_torn_offsets_of_a_batch_that_has_not_begun_are_set_aside(tmp_path, caplog, torn, checksum):
     put_logs(tmp_path, offsets=torn)
+    (tmp_path / "offsets" / ".10.crc").write_bytes(checksum)
 
     mend_checkpoint(str(tmp_path))
 
@@ -262,15 +246,6 @@ def test_torn_end_of_a_batch_is_set_aside_and_the_batch_runs_again(tmp_path, tor
 
     assert last_batch(str(tmp_path)) == 9
     assert (tmp_path / "offsets" / "10").exists()
-
-
-def test_log_with_a_torn_checksum_is_set_aside(tmp_path):
-    put_logs(tmp_path, offsets=WHOLE["offsets"])
-    (tmp_path / "offsets" / ".10.crc").write_bytes(b"")
-
-    mend_checkpoint(str(tmp_path))
-
-    assert not (tmp_path / "offsets" / "10").exists()
 
 
 @pytest.mark.parametrize(

@@ -64,14 +64,17 @@ def log(location):
 
 def test_other_batch_with_a_committed_number_is_refused(location):
     archive = claimed(location)
+    assert not put(archive, 0)
+    assert log(location) == ["0" * 20 + ".json"]
     put(archive, 0, 1, 2)
 
     with pytest.raises(JobFailed, match=r"has batch 0 of this checkpoint, and another batch 0 runs.*--take-over"):
         put(archive, 0, 3, offsets=2)
 
-    assert not put(archive, 0, 1, 2)
-    # What only Spark can read has no hash.
-    assert not put(archive, 0, 1, 2, offsets=0)
+    # The same batch again, with files of its own; and what only Spark can read has no hash.
+    for again in (archive, claimed(location)):
+        assert not put(again, 0, 1, 2)
+        assert not put(again, 0, 1, 2, offsets=0)
     assert numbers(location) == [1, 2]
 
 
@@ -84,23 +87,6 @@ def test_batch_that_was_begun_with_other_settings_is_refused(location):
 
     assert put(archive, 1, 3, settings=2)
     assert not put(archive, 1, 3, settings=2)
-
-
-def test_batch_that_runs_again_with_other_files_is_committed_once(location):
-    put(claimed(location), 0, 1, 2)
-
-    again = claimed(location)
-
-    assert not put(again, 0, 1, 2)
-    assert numbers(location) == [1, 2]
-
-
-def test_batch_without_files_leaves_no_entry(location):
-    archive = claimed(location)
-
-    assert not put(archive, 0)
-
-    assert log(location) == ["0" * 20 + ".json"]
 
 
 def test_status_tells_of_files_and_times(location):
@@ -125,7 +111,7 @@ def tear_entries(location, count):
         Path(location, "_delta_log", name).write_bytes(b"{")
 
 
-def test_status_reads_no_older_entries_than_it_needs(location):
+def test_status_reads_no_older_entries_than_it_needs(location, monkeypatch):
     archive = claimed(location)
     put(archive, 0, 1)
     put(archive, 1, 1)
@@ -134,19 +120,11 @@ def test_status_reads_no_older_entries_than_it_needs(location):
     tear_entries(location, 3)
 
     status = table(location).status()
-
     assert None not in (status.committed_at, status.maintained_at)
 
-
-def test_status_does_not_read_all_entries_of_a_table_without_maintenance(location, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.pipeline.delta._HISTORY", 5)
-    archive = claimed(location)
-    for batch_id in range(8):
-        put(archive, batch_id, 1)
-    tear_entries(location, 1)
-
+    # Without maintenance it does not look for it in all entries.
+    monkeypatch.setattr("gnsq.spark.pipeline.delta._HISTORY", 1)
     status = table(location).status()
-
     assert (status.committed_at is None, status.maintained_at) == (False, None)
 
 
@@ -215,31 +193,12 @@ def test_job_that_has_lost_its_table_commits_nothing(location):
     assert numbers(location) == []
 
 
-def test_properties_that_change_during_a_commit_do_not_stop_it(location):
-    archive = claimed(location)
-    archive._open()
-    reader(location).alter.set_table_properties({"a": "b"}, raise_if_not_exists=False)
-
-    assert put(archive, 0, 1)
-
-
 def test_checkpoint_that_is_older_than_the_table_is_refused(location):
     archive = claimed(location)
     put(archive, 5, 1)
 
     with pytest.raises(JobFailed, match=r"has batch 5 of this checkpoint, and batch 4 runs: .* older .* --take-over"):
         put(archive, 4, 2)
-
-
-def test_appends_and_a_compaction_do_not_disturb_each_other(location):
-    archive = claimed(location)
-    for batch_id in range(3):
-        put(archive, batch_id, 1)
-    archive._open()
-    reader(location).optimize.compact()
-
-    assert put(archive, 3, 2)
-    assert numbers(location) == [1, 1, 1, 2]
 
 
 def test_each_checkpoint_of_a_table_has_an_epoch_of_its_own(location):
@@ -270,6 +229,8 @@ def test_new_fields_are_added_and_old_rows_have_none(location):
     put(claimed(location), 2, 3)
     found = reader(location).to_pyarrow_table().sort_by("n").to_pylist()
     assert [(row["n"], row["score"]) for row in found] == [(1, None), (2, 0.5), (3, None)]
+    # Readers that skip files find the rows without the field.
+    assert reader(location).to_pyarrow_dataset().to_table(filter=pc.field("score").is_null()).num_rows == 2
 
 
 def test_columns_that_come_at_once_are_all_added(location):
@@ -284,9 +245,12 @@ def test_columns_that_come_at_once_are_all_added(location):
 
 
 def test_changed_table_keeps_its_name_and_its_properties(location):
-    put(claimed(location), 0, 1)
+    archive = claimed(location)
+    archive._open()
     reader(location).alter.set_table_name("ours")
     reader(location).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"})
+    # The job's handle is older.
+    put(archive, 0, 1)
     before = reader(location).metadata()
 
     claimed(location, THEIRS, take_over=True, schema=SCHEMA.append(pa.field("at", pa.timestamp("us"))))
@@ -296,13 +260,6 @@ def test_changed_table_keeps_its_name_and_its_properties(location):
     assert before.configuration.items() - after.configuration.items() == {("gnsq.owner", OURS)}
     assert reader(location).protocol().reader_features == ["timestampNtz"]
     assert numbers(location) == [1]
-
-
-def test_field_that_differs_from_a_column_in_case_is_refused(location):
-    claimed(location)
-
-    with pytest.raises(SettingError, match="has column user, and the field is User now: give it the name of before"):
-        claimed(location, schema=SCHEMA.set(1, pa.field("User", pa.string())))
 
 
 @pytest.fixture
@@ -340,18 +297,6 @@ def test_batch_after_a_start_syncs_its_own_entry_alone(location, synced):
     put(own, 3, 4)
 
     assert synced == [f"{4:020}.json"]
-
-
-def test_changed_type_is_refused_with_both_named(location):
-    put(claimed(location), 0, 1)
-    before = log(location)
-    changed = pa.schema([*list(SCHEMA)[:2], ("n", pa.string()), ("new", pa.string())])
-
-    with pytest.raises(
-        SettingError, match=r"has column n of type integer, and its type is string now, in which readers"
-    ):
-        claimed(location, schema=changed)
-    assert log(location) == before
 
 
 @pytest.mark.parametrize(
@@ -416,27 +361,23 @@ def test_torn_entry_that_others_follow_is_refused(location):
         claimed(location)
 
 
-def test_file_of_a_batch_that_is_not_whole_is_told(location):
+def test_file_of_a_batch_that_is_not_whole_is_told_but_none_that_vacuum_has_deleted(location):
     archive = claimed(location)
-    [file] = files(archive, 0, 1)
-    archive.commit(BatchIdentity(OURS, 0, 1, 1), [file])
-    (archive._root / file.path).write_bytes(b"")
-
-    with pytest.raises(JobFailed, match=r"part-.* of log entry 0+1\.json is missing or not whole"):
-        claimed(location)
-
-
-def test_files_that_vacuum_has_deleted_are_not_missed(location):
-    archive = claimed(location)
-    put(archive, 0, 1)
-    put(archive, 1, 1)
+    for batch_id in range(2):
+        put(archive, batch_id, 1)
+    archive._open()
     delta = reader(location)
     delta.optimize.compact()
-    delta.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
-
+    # The job's handle is from before the compaction.
+    [file] = files(archive, 2, 2)
+    assert archive.commit(BatchIdentity(OURS, 2, 1, 1), [file])
+    reader(location).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
     claimed(location)
+    assert numbers(location) == [1, 1, 2]
 
-    assert numbers(location) == [1, 1]
+    (archive._root / file.path).write_bytes(b"")
+    with pytest.raises(JobFailed, match=r"part-.* of log entry 0+4\.json is missing or not whole"):
+        claimed(location)
 
 
 def test_log_says_what_readers_on_the_jvm_expect(location):
@@ -448,12 +389,3 @@ def test_log_says_what_readers_on_the_jvm_expect(location):
     assert add["partitionValues"] == {"_day": "2026-01-02"}
     assert json.loads(add["stats"])["minValues"]["event_time"] == "2026-01-02T00:00:00.000Z"
     assert {"txn": {"appId": f"gnsq:{OURS}", "version": 0}} in [json.loads(line) for line in entry]
-
-
-def test_readers_that_skip_files_find_rows_without_a_new_field(location):
-    put(claimed(location), 0, 1)
-    claimed(location, schema=SCHEMA.append(pa.field("new", pa.int64())))
-
-    dataset = reader(location).to_pyarrow_dataset()
-
-    assert dataset.to_table(filter=pc.field("new").is_null()).num_rows == 1
