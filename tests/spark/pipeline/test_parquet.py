@@ -87,8 +87,8 @@ def test_readers_see_times_in_utc_and_no_partition_column(tmp_path):
     assert schema.field("event_time").type == TIME
 
 
-@pytest.mark.slow
-def test_rows_of_several_batches_are_one_file_until_too_many_are_held(tmp_path):
+def test_rows_of_several_batches_are_one_file_until_too_many_are_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "HELD_BYTES", 2**20)
     size = parquet.HELD_BYTES // 4
     batches = [batch((NOON, "a", str(number) * size)) for number in range(9)]
 

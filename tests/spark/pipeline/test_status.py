@@ -86,29 +86,17 @@ def test_progress_that_says_little(status):
     assert record.last == Counts(10)
 
 
-def test_idle_query_has_neither_rate_nor_lag(status):
+@pytest.mark.parametrize(
+    ("waiting", "spooled", "lag"), [(0, 0, 0), (5, 0, 11.5), (0, 5, 11.5)], ids=["nothing", "at nsqd", "in the spool"]
+)
+def test_idle_query_has_no_rate_and_a_lag_only_if_something_is_left(status, waiting, spooled, lag):
     status.finish(progress())
 
-    status.idle(progress({"waiting": 0, "in_flight": 0, "spool_rows": 0}, batchId=4, **IDLE))
+    status.idle(progress({"waiting": waiting, "in_flight": 0, "spool_rows": spooled}, batchId=4, **IDLE))
 
     record = status.record
-    assert (record.rate, record.lag, record.backlog, record.committed) == (0, 0, 0, 3)
+    assert (record.rate, record.lag, record.backlog, record.committed) == (0, lag, waiting + spooled, 3)
     assert (record.last.rows, record.seconds) == (10, 1.5)
-
-
-@pytest.mark.parametrize(
-    "left",
-    [
-        pytest.param({"waiting": 5, "in_flight": 0, "spool_rows": 0}, id="at nsqd"),
-        pytest.param({"waiting": 0, "in_flight": 0, "spool_rows": 5}, id="in the spool"),
-    ],
-)
-def test_lag_stays_while_something_is_left(status, left):
-    status.finish(progress())
-
-    status.idle(progress(left, **IDLE))
-
-    assert status.record.lag == 11.5
 
 
 def test_next_batch_is_not_taken_for_an_idle_query(status):
@@ -131,37 +119,21 @@ def test_query_that_fails_is_started_again_and_recovers(status):
     assert (waiting.is_running, waiting.has_trouble, waiting.restarts) == (False, True, 0)
     assert (running.is_running, running.problem(NOW), running.restarts) == (True, "table clicks: no space left", 1)
     assert (status.record.has_trouble, status.record.restarts) == (False, 1)
-
-
-def test_query_that_is_not_started_again_keeps_its_failure(status):
+    # One that is not started again keeps its failure.
     status.failed("no space left", 10.0)
-
     status.stopped()
-
     assert (status.record.is_running, status.record.problem(NOW)) == (False, "no space left")
 
 
 # --- the file
 
 
-def test_query_that_has_recorded_nothing_has_an_empty_record(query):
-    assert read_status(query) == QueryStatus(name="clicks")
-
-
-def test_file_has_the_whole_record(status, query):
-    status.running()
+def test_file_has_the_whole_record_and_the_next_run_knows_the_batches_of_the_run_before(status, query):
     status.finish(progress(stateOperators=[OPERATOR]))
     status.begin(4)
     status.failed("no space left", 10.0)
-
+    status.running()
     assert read_status(query) == status.record
-
-
-def test_next_run_knows_the_batches_of_the_run_before(status, query):
-    status.finish(progress(stateOperators=[OPERATOR]))
-    status.begin(4)
-    status.failed("no space left", 10.0)
-    status.running()
 
     record = Status(query, now=now).record
 
@@ -177,19 +149,11 @@ def test_record_of_another_checkpoint_ends_with_the_first_batch(status, query, i
     after = Status(query)
     if is_given:
         after.begin(0)
+        assert (after.record.committed, after.record.begun, after.record.offset) == (-1, 0, None)
     after.finish(progress(batchId=0))
 
     assert (after.record.committed, after.record.begun) == (0, 0)
     assert read_status(query) == after.record
-
-
-def test_running_batch_of_a_new_checkpoint_is_known(status):
-    status.finish(progress(batchId=7))
-
-    status.begin(0)
-
-    record = status.record
-    assert (record.committed, record.begun, record.offset, record.total.rows) == (-1, 0, None, 10)
 
 
 def test_record_one_batch_behind_goes_on(status):
@@ -272,12 +236,6 @@ def test_idle_query_is_no_trouble(tmp_path, addresses, source):
     assert status.record.trouble == ""
 
 
-def test_trouble_of_the_source_is_told_with_a_batch(status):
-    status.finish(progress({"spool_rows": 0, "trouble": "a:1 refused"}))
-
-    assert batch_line(status.record).endswith(", a:1 refused")
-
-
 def test_rows_of_a_table_that_spark_has_dropped_are_an_error(tmp_path, caplog):
     for query in job(tmp_path, table(), metric()).queries:
         Status(query).finish(progress(stateOperators=[{**OPERATOR, "numRowsDroppedByWatermark": 2}]))
@@ -301,17 +259,13 @@ RECORD = QueryStatus(
 )
 
 
-def test_batch_is_one_line():
+def test_batch_is_one_line_without_what_is_not_known():
     assert batch_line(RECORD) == (
         "clicks   batch      7:    50,000 rows in    2.5 s, clicks 49,996 rows in 2 files, "
         "clicks_dead 4 rows in 1 file, backlog 1,200 at nsqd + 300 in the spool, lag 3.3 s"
     )
-
-
-def test_what_is_not_known_is_left_out():
-    record = QueryStatus(name="pages", committed=0, last=Counts(5), seconds=0.4)
-
-    assert batch_line(record) == "pages    batch      0:         5 rows in    0.4 s"
+    record = QueryStatus(name="pages", committed=0, last=Counts(5), seconds=0.4, trouble="a:1 refused")
+    assert batch_line(record) == "pages    batch      0:         5 rows in    0.4 s, a:1 refused"
 
 
 def fill(query):
@@ -366,14 +320,6 @@ def test_summary_has_a_block_for_each_query(tmp_path):
 # --- --status
 
 
-def test_tables_are_told(settings, query):
-    Table(query.name, query.location, pa.schema([("user", pa.string())])).claim("a", take_over=False)
-
-    lines = [line for line in status_lines(settings, NOW) if "table" in line]
-
-    assert lines == ["         table clicks 0 rows in 0 files, 0.0 MiB"]
-
-
 def test_where_a_query_stands(fakensqd, tmp_path):
     addresses = {
         "nsqd_tcp_addresses": (fakensqd.tcp_address,),
@@ -414,16 +360,20 @@ def test_where_a_query_stands(fakensqd, tmp_path):
     ]
 
 
-def test_query_of_a_job_that_was_killed_does_not_run(settings, status):
+def test_query_of_a_job_that_was_killed_does_not_run(settings, query, status, tmp_path):
+    Table(query.name, query.location, pa.schema([("user", pa.string())])).claim("a", take_over=False)
     status.begin(0)
     status.running()
     status.failed("no space left", 5.0)
+    before = sorted(tmp_path.rglob("*"))
 
     lines = list(status_lines(settings, NOW))
 
     assert lines[0] == "job      not running"
     assert lines[1].startswith("clicks   no batch committed, batch 0 begun")
     assert lines[2] == "         no space left"
+    assert "         table clicks 0 rows in 0 files, 0.0 MiB" in lines
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_nothing_has_run_and_nobody_answers(tmp_path):
@@ -446,11 +396,3 @@ def test_bad_places_and_files_are_told(tmp_path):
     assert lines[1].startswith("clicks   ")
     assert "Not a directory" in lines[1]
     assert [line for line in lines if line.startswith("         nsqd unknown: ")]
-
-
-def test_status_changes_nothing(settings, query, tmp_path):
-    fill(query)
-    before = sorted(str(path) for path in tmp_path.rglob("*"))
-    list(status_lines(settings, NOW))
-
-    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
