@@ -18,6 +18,16 @@ def test_default_options_use_no_tls_and_no_auth():
     assert keywords["auth_secret"] is None
     assert (keywords["snappy"], keywords["deflate"]) == (False, False)
     assert keywords["lookupd_options"] == {"timeout": 5.0}
+    check_addresses(WriteOptions(nsqd_tcp_addresses=("a:1", "b"), lookupd_http_addresses=("https://x/y", "z:1")))
+
+
+@pytest.mark.parametrize(("verifies", "mode"), [(True, ssl.CERT_REQUIRED), (False, ssl.CERT_NONE)])
+def test_tls_checks_certificate_and_host_unless_an_option_says_otherwise(fakensqd_certificates, verifies, mode):
+    context = connection_keywords(options(tls=True, tls_ca=fakensqd_certificates.ca, tls_verify=verifies))[
+        "tls_context"
+    ]
+
+    assert (context.verify_mode, context.check_hostname) == (mode, verifies)
 
 
 @pytest.mark.parametrize("kind", [Consumer, Producer])
@@ -30,18 +40,6 @@ def test_clients_accept_the_keywords(kind, fakensqd_certificates):
     client = kind(**connection_keywords(given), **({"topic": "t", "channel": "c"} if kind is Consumer else {}))
 
     assert client.lookupds[0].options.ssl_context is not None
-
-
-def test_tls_checks_certificate_and_host(fakensqd_certificates):
-    context = connection_keywords(options(tls=True, tls_ca=fakensqd_certificates.ca))["tls_context"]
-
-    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
-
-
-def test_tls_without_verification():
-    context = connection_keywords(options(tls=True, tls_verify=False))["tls_context"]
-
-    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_NONE, False)
 
 
 def test_https_uses_the_same_certificates(fakensqd_certificates):
@@ -112,7 +110,3 @@ def test_encrypted_key_is_an_error(tmp_path, fakensqd_certificates):
 def test_bad_address_is_named(changes, words):
     with pytest.raises(ValueError, match=words):
         check_addresses(options(**changes))
-
-
-def test_valid_addresses_are_accepted():
-    check_addresses(WriteOptions(nsqd_tcp_addresses=("a:1", "b"), lookupd_http_addresses=("https://x/y", "z:1")))
