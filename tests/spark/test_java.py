@@ -19,23 +19,22 @@ from tests.kit import run, run_program
 pytestmark = pytest.mark.subprocess
 
 
-@pytest.mark.parametrize(
-    ("text", "version", "supported"),
-    [
-        pytest.param('openjdk version "17.0.15" 2025-04-15', (17, 0, 15), True, id="17"),
-        pytest.param('java version "1.8.0_392"', (8, 0), False, id="8"),
-        pytest.param('openjdk version "25" 2025-09-16', (25,), False, id="first 25"),
-        pytest.param('openjdk version "25.0.2"', (25, 0, 2), False, id="early 25"),
-        pytest.param('openjdk version "25.0.3"', (25, 0, 3), True, id="25"),
-        pytest.param('openjdk version "21.0.8.1-internal"', (21, 0, 8, 1), True, id="four parts"),
-        pytest.param('openjdk version "24.0.2"', (24, 0, 2), False, id="24"),
-        pytest.param("command not found", None, False, id="no java"),
-    ],
-)
-def test_version(text, version, supported):
-    found = parse_version(text)
+VERSIONS = {
+    'openjdk version "17.0.15" 2025-04-15': ((17, 0, 15), True),
+    'java version "1.8.0_392"': ((8, 0), False),
+    'openjdk version "21.0.8.1-internal"': ((21, 0, 8, 1), True),
+    'openjdk version "24.0.2"': ((24, 0, 2), False),
+    'openjdk version "25" 2025-09-16': ((25,), False),
+    'openjdk version "25.0.2"': ((25, 0, 2), False),
+    'openjdk version "25.0.3"': ((25, 0, 3), True),
+    "command not found": (None, False),
+}
 
-    assert (found, found is not None and is_supported(found)) == (version, supported)
+
+def test_version():
+    for text, expected in VERSIONS.items():
+        version = parse_version(text)
+        assert (version, version is not None and is_supported(version)) == expected, text
 
 
 @pytest.fixture
@@ -59,43 +58,29 @@ def path_to(home):
     return {"PATH": str(home / "bin")}
 
 
-def test_java_home_comes_first(make_java):
-    found = find_java({"JAVA_HOME": str(make_java("a", "17.0.1")), **path_to(make_java("b", "21.0.1"))})
-
-    assert (found.version, found.origin) == ("17.0.1", "JAVA_HOME")
-
-
-def test_unsupported_java_home_is_passed_over(make_java):
-    found = find_java({"JAVA_HOME": str(make_java("a", "11.0.1")), **path_to(make_java("b", "21.0.1"))})
-
-    assert (found.version, found.origin) == ("21.0.1", "PATH")
-    assert found.home.name == "b"
-
-
-def test_link_on_path_leads_home(make_java, tmp_path):
-    home = make_java("a", "17.0.1")
+def test_java_home_comes_first_unless_it_is_unsupported(make_java, tmp_path):
+    home, other, old = make_java("a", "17.0.1"), make_java("b", "21.0.1"), make_java("c", "11.0.1")
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "java").symlink_to(home / "bin" / "java")
 
+    first = find_java({"JAVA_HOME": str(home), **path_to(other)})
+    second = find_java({"JAVA_HOME": str(old), **path_to(other)})
+
+    assert (first.version, first.origin) == ("17.0.1", "JAVA_HOME")
+    assert (second.version, second.origin, second.home.name) == ("21.0.1", "PATH", "b")
     assert find_java({"PATH": str(tmp_path / "links")}).home == home
 
 
-def test_command_without_java_names_the_packages_to_install(tmp_path):
-    with pytest.raises(JavaNotFound, match=r"17, 21 or 25 .*found none .*openjdk-17.*gnsq\[java\]"):
-        find_java({"PATH": str(tmp_path)}, packaged=False)
-
-
-def test_unsupported_javas_are_named(make_java, tmp_path):
+def test_unsupported_javas_are_named_with_the_packages_to_install(make_java, tmp_path):
     broken = tmp_path / "broken"
     with pytest.raises(
         JavaNotFound, match=r"broken/bin/java \(JAVA_HOME\), which does not run.*\(PATH\), which is 11.0.1"
     ):
         find_java({"JAVA_HOME": str(broken), **path_to(make_java("a", "11.0.1"))}, packaged=False)
-
-
-def test_java_without_a_version_is_named(make_java):
     with pytest.raises(JavaNotFound, match="which tells no version"):
-        find_java(path_to(make_java("a", "unknown")), packaged=False)
+        find_java(path_to(make_java("b", "unknown")), packaged=False)
+    with pytest.raises(JavaNotFound, match=r"17, 21 or 25 .*found none .*openjdk-17.*gnsq\[java\]"):
+        find_java({"PATH": str(tmp_path)}, packaged=False)
 
 
 @pytest.fixture
@@ -117,32 +102,19 @@ def test_packaged_java_is_the_last_choice(packaged, make_java, tmp_path):
         find_java({"PATH": "/nowhere"}, packaged=False)
 
 
-def test_packaged_java_is_called_without_the_module_it_does_not_have(packaged):
-    found = find_java({"PATH": "/nowhere"})
-
-    done = run(
-        str(found.home / "bin" / "java"),
-        *["-Xmx1g", "--add-modules=jdk.incubator.vector", "a  b", "$c", "--add-modules=x"],
-    )
-
-    assert done.stdout.splitlines() == ["-Xmx1g", "a  b", "$c", "--add-modules=x"]
-
-
-def test_launcher_is_made_once(packaged):
+def test_packaged_java_is_called_by_a_launcher_without_the_module_it_does_not_have(packaged):
     launcher = find_java({"PATH": "/nowhere"}).home / "bin" / "java"
     before = launcher.stat()
-
     find_java({"PATH": "/nowhere"})
-
+    # It is made once.
     assert launcher.stat().st_ino == before.st_ino
     assert [path.name for path in launcher.parent.iterdir()] == ["java"]
     assert launcher.parent.stat().st_mode & 0o077 == 0
 
+    done = run(str(launcher), *["-Xmx1g", "--add-modules=jdk.incubator.vector", "a  b", "$c", "--add-modules=x"])
+    assert done.stdout.splitlines() == ["-Xmx1g", "a  b", "$c", "--add-modules=x"]
 
-def test_damaged_launcher_is_made_anew(packaged):
-    launcher = find_java({"PATH": "/nowhere"}).home / "bin" / "java"
     launcher.write_text("#!/bin/sh\nexit 1\n")
-
     assert find_java({"PATH": "/nowhere"}).version == "21.0.8"
 
 
@@ -172,14 +144,18 @@ def test_environment_is_set(make_java, monkeypatch):
     home = make_java("a", "17.0.1")
     monkeypatch.setenv("JAVA_HOME", str(home))
     monkeypatch.setenv("PYSPARK_PYTHON", "chosen")
+    # That of the user stays, and a cluster needs none.
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
 
     prepare_environment()
 
     assert os.environ["JAVA_HOME"] == str(home)
-    assert os.environ["PYSPARK_PYTHON"] == "chosen"
+    assert (os.environ["PYSPARK_PYTHON"], os.environ["SPARK_HOME"]) == ("chosen", "/opt/spark")
     assert os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    monkeypatch.delenv("SPARK_HOME")
+    prepare_environment("spark://host:7077")
+    assert "SPARK_HOME" not in os.environ
 
 
 @pytest.mark.parametrize(
@@ -220,16 +196,6 @@ def test_local_spark_has_no_second_pyspark(monkeypatch):
     monkeypatch.delenv("SPARK_HOME")
     prepare_environment("local[2]")
     assert os.environ["SPARK_HOME"] == str(home)
-
-
-def test_spark_home_of_the_user_and_that_of_a_cluster_stay(monkeypatch):
-    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
-    prepare_environment()
-    assert os.environ["SPARK_HOME"] == "/opt/spark"
-
-    monkeypatch.delenv("SPARK_HOME")
-    prepare_environment("spark://host:7077")
-    assert "SPARK_HOME" not in os.environ
 
 
 def test_options_of_java_for_a_fast_start_are_added_once_and_not_to_those_of_the_user(monkeypatch, tmp_path):

@@ -1,10 +1,7 @@
 """Health over HTTP: why a receiver is not live, or not ready."""
 
-import gevent
 import pytest
-import requests
 
-from gnsq.contrib.health import Pages, checked, serve
 from gnsq.spark.receiver.health import parse_health_address, why_not_live, why_not_ready
 from tests.kit import refused_port
 from tests.spark.helpers import numbered, publish, wait_for
@@ -77,12 +74,3 @@ def test_receiver_with_an_internal_error_is_not_live(fakensqd, hub, make, disk):
 def test_address_without_host_or_port_is_refused(address):
     with pytest.raises(ValueError, match="address"):
         parse_health_address(address)
-
-
-def test_health_is_answered_while_other_greenlets_run(hub):
-    server = hub.call(serve, "127.0.0.1", 0, Pages({"/live": lambda: checked("")}))
-    busy = hub.call(gevent.spawn, lambda: [gevent.sleep(0) for _ in range(1000)])
-
-    assert requests.get(f"http://127.0.0.1:{server.server_port}/live", timeout=10).text == "ok\n"
-    hub.call(busy.kill)
-    hub.call(server.stop, 0)

@@ -244,23 +244,15 @@ def test_no_more_than_max_rows_are_taken(fakensqd, spool, hub, receive):
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["depth"] == 70)
 
 
-def test_messages_whose_connection_is_gone_are_counted(make, hub):
+@pytest.mark.parametrize(("method", "answer"), [("_finish_all", "FIN"), ("_requeue_all", "REQ 0")])
+def test_messages_beside_one_whose_connection_is_gone_are_answered(make, hub, method, answer):
     receiver = make()
-    messages = [FakeMessage(1), FakeMessage(2, lost=True)]
+    messages = [FakeMessage(1), FakeMessage(2, lost=True), FakeMessage(3)]
 
-    hub.call(receiver._finish_all, messages)
+    hub.call(getattr(receiver, method), messages)
 
-    assert receiver.not_finished == 1
-    assert [message.answers for message in messages] == [["FIN"], ["FIN"]]
-
-
-def test_messages_are_requeued_after_one_with_a_lost_connection(make, hub):
-    receiver = make()
-    messages = [FakeMessage(1, lost=True), FakeMessage(2)]
-
-    hub.call(receiver._requeue_all, messages)
-
-    assert [message.answers for message in messages] == [["REQ 0"], ["REQ 0"]]
+    assert [message.answers for message in messages] == [[answer]] * 3
+    assert receiver.not_finished == (method == "_finish_all")
 
 
 def test_unexpected_error_of_a_write_is_logged_and_ends_the_receiver(fakensqd, receive, disk, caplog):
@@ -295,10 +287,9 @@ def test_segment_is_written_when_one_of_two_topics_is_starved(fakensqd, receive)
     wait_for(lambda: receiver.rows >= 80, limit=5)
 
 
-@pytest.mark.parametrize("compression", ["none", "snappy", "deflate"])
-def test_encrypted_authorized_and_compressed(secured_nsqd, spool, receive, compression):
+def test_encrypted_authorized_and_compressed(secured_nsqd, spool, receive):
     nsqd, options = secured_nsqd
-    receiver = receive(**options, compression=compression)
+    receiver = receive(**options, compression="snappy")
     with NsqdHTTPClient.from_url(nsqd.http_address) as client:
         client.multipublish("clicks", numbered(50))
 
@@ -306,17 +297,14 @@ def test_encrypted_authorized_and_compressed(secured_nsqd, spool, receive, compr
 
     assert sorted(bodies_of(spool)) == numbered(50)
     [client] = channel_stats(nsqd, "clicks", "archive")["clients"]
-    assert (client["tls"], client["authed"]) == (True, True)
-    assert (client["snappy"], client["deflate"]) == (compression == "snappy", compression == "deflate")
+    assert (client["tls"], client["authed"], client["snappy"], client["deflate"]) == (True, True, True, False)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         pytest.param({"auth_secret_file": "", "auth_secret": "wrong secret"}, "E_AUTH", id="secret"),
-        pytest.param({"tls_cert": "", "tls_key": ""}, "certificate", id="no client certificate"),
         pytest.param({"tls_server_hostname": "elsewhere"}, "elsewhere", id="host name"),
-        pytest.param({"tls_ca": ""}, "certificate", id="unknown CA"),
     ],
 )
 def test_refused_connection_is_logged_with_its_reason(secured_nsqd, receive, caplog, changes, words):
@@ -329,71 +317,42 @@ def test_refused_connection_is_logged_with_its_reason(secured_nsqd, receive, cap
     assert "wrong secret" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("before", "first"),
-    [
-        pytest.param((700, 10, 10), GC_THRESHOLD, id="Python's"),
-        pytest.param((GC_THRESHOLD + 1, 10, 10), GC_THRESHOLD + 1, id="more rarely already"),
-        pytest.param((0, 10, 10), 0, id="never"),
-    ],
-)
-def test_cycles_are_searched_for_no_more_often_than_before(before, first):
-    gc.set_threshold(*before)
+def test_cycles_are_searched_for_no_more_often_than_before():
+    # Python's; more rarely already; never.
+    for before, first in (700, GC_THRESHOLD), (GC_THRESHOLD + 1, GC_THRESHOLD + 1), (0, 0):
+        gc.set_threshold(before, 10, 10)
 
-    tune_gc()
+        tune_gc()
 
-    assert gc.get_threshold() == (first, *before[1:])
+        assert gc.get_threshold() == (first, 10, 10)
 
 
-@pytest.fixture
-def gauge():
-    """At 10 s, of a spool that had nothing in it at 0 s."""
+def test_spool_is_listed_for_each_quarter_of_the_limit_and_after_the_longest_interval():
     gauge = SpoolSizeEstimator(100)
+    assert gauge.is_due(0)
     gauge.record_listing(0, 0)
-    return gauge
 
-
-def test_first_listing_is_due_at_once():
-    assert SpoolSizeEstimator(100).is_due(0)
-
-
-def test_little_data_needs_no_listing(gauge):
     gauge.add(24)
-
-    assert not gauge.is_due(9.9)
-    assert not gauge.is_full
-
-
-def test_each_quarter_of_the_limit_is_followed_by_a_listing(gauge):
-    gauge.add(25)
-
-    assert not gauge.is_due(0.4)
-    assert gauge.is_due(10)
+    assert [gauge.is_due(now) for now in (9.9, 10)] == [False, True]
+    gauge.add(1)
+    assert [gauge.is_due(now) for now in (0.4, 0.5)] == [False, True]
     gauge.record_listing(70, 10)
     assert not gauge.is_due(15)
 
 
-def test_listing_is_due_after_the_longest_interval(gauge):
-    assert not gauge.is_due(9.9)
-    assert gauge.is_due(10)
+def test_at_the_limit_a_listing_decides_at_once_and_a_full_spool_is_listed_again_but_not_all_the_time():
+    gauge = SpoolSizeEstimator(100)
+    gauge.record_listing(0, 0)
 
-
-def test_at_the_limit_a_listing_decides_at_once(gauge):
     gauge.add(100)
-
     assert gauge.is_due(0.1)
     gauge.record_listing(40, 0.1)
     assert not gauge.is_full
     gauge.add(60)
     assert gauge.is_due(0.2)
-    gauge.record_listing(100, 0.2)
-    assert gauge.is_full
-
-
-def test_full_spool_is_listed_again_and_again_but_not_all_the_time(gauge):
     gauge.record_listing(150, 10)
 
-    assert not gauge.is_due(10.4)
-    assert gauge.is_due(10.5)
+    assert gauge.is_full
+    assert [gauge.is_due(now) for now in (10.4, 10.5)] == [False, True]
     gauge.record_listing(99, 10.5)
     assert not gauge.is_full
