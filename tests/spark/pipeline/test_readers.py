@@ -76,27 +76,26 @@ def found(rows, name):
     return sorted(((row["n"], row[name]) for row in rows), key=lambda each: each[0])
 
 
-@pytest.mark.parametrize("read", READERS)
-@pytest.mark.parametrize("is_merged", [False, True], ids=["as written", "merged"])
-def test_every_reader_has_the_texts_that_rows_are_divided_by(tmp_path, read, is_merged):
+def test_every_reader_has_the_texts_that_rows_are_divided_by(tmp_path):
     location = str(tmp_path / "table")
     rows = [{"event_time": NOON, "key": key, "n": number} for number, key in enumerate(TEXTS)]
-    put(location, ["key"], rows, batches=1 + is_merged)
-    if is_merged:
-        assert maintain_table(location, retention=0, quiet=0) == 2 * len(TEXTS)
-        assert len(list(Path(location).rglob("part-*.parquet"))) == len(TEXTS)
+    put(location, ["key"], rows, batches=2)
 
-    assert found(read(location), "key")[:: 1 + is_merged] == list(enumerate(TEXTS))
+    for is_merged in (False, True):
+        if is_merged:
+            assert maintain_table(location, retention=0, quiet=0) == 2 * len(TEXTS)
+            assert len(list(Path(location).rglob("part-*.parquet"))) == len(TEXTS)
+        for read in READERS:
+            assert found(read(location), "key")[::2] == list(enumerate(TEXTS)), read
 
 
-@pytest.mark.parametrize("read", READERS)
-def test_delta_has_one_partition_for_null_and_an_empty_text(tmp_path, read):
+def test_delta_has_one_partition_for_null_and_an_empty_text(tmp_path):
     put(tmp_path, ["key"], [{"n": 0, "key": ""}, {"n": 1, "key": None}])
 
-    assert found(read(str(tmp_path)), "key") == [(0, None), (1, None)]
+    for read in READERS:
+        assert found(read(str(tmp_path)), "key") == [(0, None), (1, None)], read
 
 
-@pytest.mark.parametrize("read", [*READERS, from_paths])
 @pytest.mark.parametrize(
     ("column", "values"),
     [
@@ -105,27 +104,25 @@ def test_delta_has_one_partition_for_null_and_an_empty_text(tmp_path, read):
         ("_month", ["2026-11", "2026-11", None]),
     ],
 )
-def test_every_reader_has_the_days_and_hours(tmp_path, read, column, values):
+def test_every_reader_has_the_days_and_hours(tmp_path, column, values):
     times = [NOON, NOON + dt.timedelta(hours=12), None]
     put(tmp_path, [column], [{"event_time": time, "n": n} for n, time in enumerate(times)])
 
-    rows = found(read(str(tmp_path)), column)
+    for read in (*READERS, from_paths):
+        rows = found(read(str(tmp_path)), column)
+        days = [(n, getattr(value, "date", lambda value=value: value)()) for n, value in rows]
+        assert days == list(enumerate(values)), read
 
-    assert [(n, getattr(value, "date", lambda value=value: value)()) for n, value in rows] == list(enumerate(values))
 
+def test_readers_that_skip_partitions_find_the_rows(tmp_path):
+    put(tmp_path, ["key"], [{"event_time": NOON, "key": key, "n": number} for number, key in enumerate(TEXTS)])
 
-@pytest.mark.parametrize("key", ["a/b", "50%", "a b", "Zürich", "a=b"])
-def test_readers_that_skip_partitions_find_the_rows(tmp_path, key):
-    rows = [{"event_time": NOON, "key": key, "n": number} for number, key in enumerate(TEXTS)]
-    put(tmp_path, ["key"], rows)
-
-    dataset = delta_table(tmp_path).to_pyarrow_dataset()
-    frame = polars.scan_delta(str(tmp_path)).filter(polars.col("key") == key).collect()
-
-    expected = [TEXTS.index(key)]
-    assert dataset.to_table(filter=pc.field("key") == key)["n"].to_pylist() == expected
-    assert frame["n"].to_list() == expected
-    assert duckdb.execute("SELECT n FROM dataset WHERE key = ?", [key]).fetchall() == [(expected[0],)]
+    dataset, table = delta_table(tmp_path).to_pyarrow_dataset(), polars.scan_delta(str(tmp_path))
+    for key in ("a/b", "50%", "a b", "Zürich", "a=b"):
+        expected = [TEXTS.index(key)]
+        assert dataset.to_table(filter=pc.field("key") == key)["n"].to_pylist() == expected
+        assert table.filter(polars.col("key") == key).collect()["n"].to_list() == expected
+        assert duckdb.execute("SELECT n FROM dataset WHERE key = ?", [key]).fetchall() == [(expected[0],)]
 
 
 def test_files_lie_in_paths_of_hive(tmp_path):
@@ -139,45 +136,54 @@ def test_files_lie_in_paths_of_hive(tmp_path):
 # --- types that change
 
 STRUCT, WIDER = pa.struct([("a", pa.int32())]), pa.struct([("a", pa.int64()), ("b", pa.struct([("c", pa.date32())]))])
+# Types of before and after, and values that both have.
 EVOLVED = [
-    pytest.param(pa.int8(), pa.int64(), [1, None, -128], id="tinyint, bigint"),
-    pytest.param(pa.int16(), pa.int32(), [1, None, -(2**15)], id="smallint, int"),
-    pytest.param(pa.float32(), pa.float64(), [0.5, None], id="float, double"),
-    pytest.param(pa.decimal128(5, 2), pa.decimal128(25, 2), [Decimal("1.10"), Decimal("-999.99")], id="decimal"),
-    pytest.param(STRUCT, WIDER, [{"a": 1}, None], id="object"),
-    pytest.param(pa.list_(STRUCT), pa.list_(WIDER), [[{"a": 1}, None], None, []], id="array of objects"),
-    pytest.param(pa.map_(pa.string(), STRUCT), pa.map_(pa.string(), WIDER), [{"k": {"a": 1}}, None], id="map"),
-    pytest.param(pa.list_(pa.int32()), pa.list_(pa.int64()), [[1], None], id="array"),
+    (pa.int8(), pa.int64(), [1, None, -128]),
+    (pa.int16(), pa.int32(), [1, None, -(2**15)]),
+    (pa.float32(), pa.float64(), [0.5, None, 2.0]),
+    (pa.decimal128(5, 2), pa.decimal128(25, 2), [Decimal("1.10"), Decimal("-999.99"), None]),
+    (STRUCT, WIDER, [{"a": 1}, None, {"a": None}]),
+    (pa.list_(STRUCT), pa.list_(WIDER), [[{"a": 1}, None], None, []]),
+    (pa.map_(pa.string(), STRUCT), pa.map_(pa.string(), WIDER), [{"k": {"a": 1}}, None, {}]),
+    (pa.list_(pa.int32()), pa.list_(pa.int64()), [[1], None, []]),
 ]
 
 
-def put_values(location, batch_id, kind, values, columns=()):
+def put_values(location, batch_id, kind, values):
     """Add a batch with a column x of a type."""
-    schema = pa.schema([("n", pa.int64()), ("x", kind), *columns])
+    schema = pa.schema([("n", pa.int64()), ("x", kind)])
     return put(location, [], [{"n": n, "x": x} for n, x in enumerate(values)], schema=schema, first=batch_id)
 
 
 def plain(value):
-    """A map is a dict for Polars and DuckDB, and a list of pairs for pyarrow."""
+    """A map is a dict for Polars and DuckDB, and a list of pairs for pyarrow; one without pairs is just empty."""
     is_map = isinstance(value, list) and value and isinstance(value[0], tuple)
-    return dict(value) if is_map else value
+    return dict(value) if is_map else [] if value == {} else value
 
 
-@pytest.mark.parametrize("read", [from_pyarrow, from_polars, from_duckdb])
-@pytest.mark.parametrize(("narrow", "wide", "values"), EVOLVED)
-def test_every_reader_has_the_values_of_before_a_type_became_wider(tmp_path, read, narrow, wide, values):
-    location = str(tmp_path)
-    put_values(location, 0, narrow, values)
-    put_values(location, 1, wide, values, columns=[("new", pa.timestamp("us"))])
+def test_every_reader_has_the_values_of_before_types_became_wider(tmp_path):
+    location, count = str(tmp_path), pa.field("n", pa.int64())
+    names = [f"x{number}" for number in range(len(EVOLVED))]
+    before, after = (
+        pa.schema([count, *(pa.field(name, case[which]) for name, case in zip(names, EVOLVED, strict=True))])
+        for which in (0, 1)
+    )
+    rows = [{"n": n, **{name: case[2][n] for name, case in zip(names, EVOLVED, strict=True)}} for n in range(3)]
     # With the earlier settings a job may go on.
-    put_values(location, 2, narrow, values)
+    for batch_id, schema in enumerate([before, after.append(pa.field("new", TIME)), before]):
+        put(location, [], rows, schema=schema, first=batch_id)
 
-    expected = pa.array(values, narrow).cast(wide).to_pylist()
-    expected = [(n, plain(value)) for n, value in enumerate(expected) for _ in range(3)]
-    assert [(n, plain(value)) for n, value in found(read(location), "x")] == expected
-    assert pa.schema(delta_table(location).schema().to_arrow()).field("x").type == wide
-    assert maintain_table(location, retention=None, quiet=0) == 3
-    assert [(n, plain(value)) for n, value in found(read(location), "x")] == expected
+    types = pa.schema(delta_table(location).schema().to_arrow())
+    assert [types.field(name).type for name in names] == [case[1] for case in EVOLVED]
+    for is_merged in (False, True):
+        if is_merged:
+            assert maintain_table(location, retention=None, quiet=0) == 3
+        for read in (from_pyarrow, from_polars, from_duckdb):
+            read_rows = read(location)
+            for name, (narrow, wide, values) in zip(names, EVOLVED, strict=True):
+                expected = pa.array(values, narrow).cast(wide).to_pylist()
+                expected = [(n, plain(value)) for n, value in enumerate(expected) for _ in range(3)]
+                assert [(n, plain(value)) for n, value in found(read_rows, name)] == expected, (read, name)
 
 
 REFUSED = [
@@ -214,38 +220,49 @@ LAST = "\U0010ffff"
 FIRST_DAY, LAST_DAY = dt.date(1, 1, 1), dt.date(9999, 12, 31)
 FIRST_TIME, LAST_TIME = (dt.datetime(day.year, day.month, day.day, tzinfo=dt.UTC) for day in (FIRST_DAY, LAST_DAY))
 LAST_TIME += dt.timedelta(hours=23, minutes=59, seconds=59, microseconds=999_999)
-ODD = [
-    pytest.param(pa.float64(), [math.nan, -0.0, 1.5, math.inf, -math.inf, 5e-324], id="double"),
-    pytest.param(pa.date32(), [FIRST_DAY, dt.date(1969, 12, 31), LAST_DAY], id="date"),
-    pytest.param(TIME, [FIRST_TIME, dt.datetime(1969, 12, 31, 23, 59, 59, 1, dt.UTC), LAST_TIME], id="timestamp"),
-    pytest.param(pa.decimal128(38, 18), [Decimal("0.1"), Decimal(f"{10**19}.{1:018}"), Decimal(-1)], id="decimal"),
-    pytest.param(
-        pa.string(), ["", "a" * 5000, "a" * 5000 + "b", LAST * 65, LAST * 64 + "a", "\ud7ff", "\U00020000"], id="text"
+ODD = {
+    "double": (pa.float64(), [math.nan, -0.0, 1.5, math.inf, -math.inf, 5e-324]),
+    "date": (pa.date32(), [FIRST_DAY, dt.date(1969, 12, 31), LAST_DAY]),
+    "timestamp": (TIME, [FIRST_TIME, dt.datetime(1969, 12, 31, 23, 59, 59, 1, dt.UTC), LAST_TIME]),
+    "decimal": (pa.decimal128(38, 18), [Decimal("0.1"), Decimal(f"{10**19}.{1:018}"), Decimal(-1)]),
+    "text": (
+        pa.string(),
+        ["", "a" * 5000, "a" * 5000 + "b", LAST * 65, LAST * 64 + "a", "\ud7ff", "\U00020000"],
     ),
-    pytest.param(pa.int64(), [2**63 - 1, -(2**63), 0], id="bigint"),
-    pytest.param(pa.bool_(), [True, False], id="boolean"),
-    pytest.param(pa.binary(), [b"", b"\xff" * 100], id="binary"),
-]
+    "bigint": (pa.int64(), [2**63 - 1, -(2**63), 0]),
+    "boolean": (pa.bool_(), [True, False]),
+    "binary": (pa.binary(), [b"", b"\xff" * 100]),
+}
 
 
-@pytest.mark.parametrize(("kind", "values"), ODD)
-def test_readers_that_skip_files_find_every_value(tmp_path, kind, values):
+def test_readers_that_skip_files_find_every_value(tmp_path):
     """Each value is in a file of its own, in a column, in a column with an odd name, and in an object."""
     location = str(tmp_path)
-    schema = pa.schema([("n", pa.int64()), ("x", kind), ("a.b, `ü", kind), ("o", pa.struct([("y z", kind)]))])
-    for n, value in enumerate(values):
-        put(location, [], [{"n": n, "x": value, "a.b, `ü": value, "o": {"y z": value}}], schema=schema, first=n)
+    fields = [
+        field
+        for name, (kind, _) in ODD.items()
+        for field in [(name, kind), (f"a.b, `ü {name}", kind), (f"o {name}", pa.struct([("y z", kind)]))]
+    ]
+    schema = pa.schema([("n", pa.int64()), *fields])
+    for n in range(max(len(values) for _, values in ODD.values())):
+        row = {"n": n}
+        for name, (_, values) in ODD.items():
+            value = values[n] if n < len(values) else None
+            row |= {name: value, f"a.b, `ü {name}": value, f"o {name}": {"y z": value}}
+        put(location, [], [row], schema=schema, first=n)
 
     dataset, table = delta_table(location).to_pyarrow_dataset(), polars.scan_delta(location)
-    for n, value in enumerate(values):
-        one = pa.scalar(value, kind)
+    types = table.collect_schema()
+    for name, n, value in [(name, n, value) for name, (_, values) in ODD.items() for n, value in enumerate(values)]:
+        one = pa.scalar(value, ODD[name][0])
         is_nan = isinstance(value, float) and math.isnan(value)
-        filters = [pc.is_nan(each) if is_nan else each == one for each in map(pc.field, ["x", "a.b, `ü", ("o", "y z")])]
-        assert all(n in dataset.to_table(filter=each)["n"].to_pylist() for each in filters), value
-        literal = polars.lit(polars.from_arrow(pa.array([value], kind))[0], dtype=table.collect_schema()["x"])
-        columns = [polars.col("x"), polars.col("a.b, `ü"), polars.col("o").struct.field("y z")]
-        assert all(n in table.filter(each == literal).collect()["n"].to_list() for each in columns), value
-        rows = duckdb.execute("SELECT n FROM dataset WHERE x = ?", [value]).fetchall()
+        columns = [pc.field(name), pc.field(f"a.b, `ü {name}"), pc.field(f"o {name}", "y z")]
+        filters = [pc.is_nan(each) if is_nan else each == one for each in columns]
+        assert all(n in dataset.to_table(["n"], filter=each)["n"].to_pylist() for each in filters), value
+        literal = polars.lit(polars.from_arrow(pa.array([value], one.type))[0], dtype=types[name])
+        columns = [polars.col(name), polars.col(f"a.b, `ü {name}"), polars.col(f"o {name}").struct.field("y z")]
+        assert all(n in table.filter(each == literal).select("n").collect()["n"].to_list() for each in columns), value
+        rows = duckdb.execute(f'SELECT n FROM dataset WHERE "{name}" = ?', [value]).fetchall()
         assert (n,) in rows, value
 
 
