@@ -98,27 +98,14 @@ def test_messages_are_taken_with_their_topics(filled, taken):
     assert found == taken
 
 
-@pytest.mark.parametrize(
-    ("time_left", "due"), [(None, 10.0), (60.0, 10.0), (5.0, 2.5)], ids=["unknown", "long enough", "short"]
-)
-def test_segment_waits_for_half_of_the_time_that_nsqd_leaves(time_left, due):
-    filled = SegmentBuffer(10, 1000, 10.0)
-
-    filled.begin(100.0, 100, time_left)
-
-    assert filled.seconds_to_flush(100.0) == due
+def test_segment_waits_for_half_of_the_time_that_nsqd_leaves():
+    for time_left, due in (None, 10.0), (60.0, 10.0), (5.0, 2.5):
+        filled = SegmentBuffer(10, 1000, 10.0)
+        filled.begin(100.0, 100, time_left)
+        assert filled.seconds_to_flush(100.0) == due
 
 
-@pytest.mark.parametrize(
-    ("age", "waiting", "grown"),
-    [
-        pytest.param(0.1, 0, 0.1, id="none wait"),
-        pytest.param(0.1, 1000, 0.1, id="few wait"),
-        pytest.param(0.1, 3000, 0.3, id="many wait"),
-        pytest.param(0.1, 1_000_000, 5.0, id="no more than 5 s"),
-        pytest.param(2.0, 3000, 5.0, id="object store"),
-        pytest.param(30.0, 1_000_000, 30.0, id="as the option says"),
-    ],
-)
-def test_segments_get_older_while_many_wait_in_the_spool(age, waiting, grown):
-    assert grown_age(age, waiting) == pytest.approx(grown)
+def test_segments_get_older_while_many_wait_in_the_spool():
+    assert [grown_age(0.1, waiting) for waiting in (0, 1000, 3000)] == pytest.approx([0.1, 0.1, 0.3])
+    # No more than 5 s, unless the option says more.
+    assert (grown_age(0.1, 1_000_000), grown_age(2.0, 3000), grown_age(30.0, 1_000_000)) == (5.0, 5.0, 30.0)

@@ -33,99 +33,55 @@ def everything_below(location):
     return [info.path for info in filesystem.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))]
 
 
-def test_segment_is_one_request_to_write_and_two_list_the_spool(s3, remote):
+def requests_of(s3, before, count):
+    """The methods of the requests since noted() has returned a number, of which so many are to come."""
+    wait_for(lambda: len(s3.requests) >= before + count)
+    return [request.split()[0] for request in s3.requests[before:]]
+
+
+def test_segment_is_one_request_to_write_and_two_list_the_spool_and_a_prune_lists_nothing(s3, remote, location):
     writer = remote.writer("r1")
     before = s3.noted()
 
     writer.write(1, columns(1, 2))
     assert [segment.rows for segment in remote.listing().segments] == [2]
 
-    wait_for(lambda: len(s3.requests) >= before + 3)
-    assert [request.split()[0] for request in s3.requests[before:]] == ["PUT", "GET", "GET"]
+    assert requests_of(s3, before, 3) == ["PUT", "GET", "GET"]
     assert bodies_of(remote) == [b"body 1", b"body 2"]
-
-
-def test_prune_lists_nothing(s3, remote):
-    writer = remote.writer("r1")
-    for number in (1, 2, 3):
-        writer.write(number, columns(number))
-    listing = remote.listing()
-    before = s3.noted()
+    writer.write(2, columns(2))
+    writer.write(3, columns(3))
+    listing, before = remote.listing(), s3.noted()
 
     remote.prune(listing, {"r1": 2})
 
-    wait_for(lambda: len(s3.requests) > before)
-    assert [request.split()[0] for request in s3.requests[before:]] == ["POST"]
+    assert requests_of(s3, before, 1) == ["POST"]
     assert bodies_of(remote) == [b"body 3"]
+    # Nothing is left of a receiver that ended.
+    writer.close(3)
+    remote.prune(remote.listing(), {"r1": 3})
+    assert everything_below(location) == []
 
 
-def test_1001_files_are_deleted_by_two_requests(s3, location):
+def test_1001_files_are_deleted_by_two_requests_and_names_after_one_are_listed_by_one(s3, location):
     store = open_store(location)
-    store.put(Segment("r1", 1000, 1, 1).path, b"x")
+    for path in (*(Segment("r1", number, 1, 1).path for number in (2, 3)), Segment("r10", 1, 1, 1).path):
+        store.put(path, b"x")
+    store.put("r1/closed.json", b"{}")
+    before = s3.noted()
+    assert store.names("r1", after="000000000003") == {"000000000003-1-1.arrow", "closed.json"}
+    assert requests_of(s3, before, 1) == ["GET"]
+    assert store.directories() == {"r1", "r10"}
+    assert not store.rename("r1/one", "r1/two")
     before = s3.noted()
 
-    store.remove(*(Segment("r1", number, 1, 1).path for number in range(1, 1002)))
+    store.remove("r1/closed.json", *(Segment("r1", number, 1, 1).path for number in range(1, 1001)))
 
     # The server may still note an earlier request.
     deletions = wait_for(
         lambda: len(found := [each for each in s3.requests[before:] if each.startswith("POST")]) >= 2 and found
     )
     assert len(deletions) == 2
-    assert store.list() == []
-
-
-def test_error_of_a_deletion_is_short(proxy, tmp_path):
-    store = open_store(proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"))
-    proxy.has_expired = True
-
-    with pytest.raises(OSError, match="ExpiredToken") as caught:
-        store.remove(*(Segment("r1", number, 1, 1).path for number in range(1, 1001)))
-
-    assert len(str(caught.value)) < 1000
-
-
-def test_names_after_one_are_listed_by_one_request(s3, location):
-    store = open_store(location)
-    for number in (1, 2, 3):
-        store.put(Segment("r1", number, 1, 1).path, b"x")
-    store.put("r1/closed.json", b"{}")
-    store.put(Segment("r10", 1, 1, 1).path, b"x")
-    before = s3.noted()
-
-    assert store.names("r1", after="000000000003") == {"000000000003-1-1.arrow", "closed.json"}
-
-    wait_for(lambda: len(s3.requests) > before)
-    assert len(s3.requests) == before + 1
-    assert store.directories() == {"r1", "r10"}
-
-
-def test_nothing_is_left_of_a_receiver_that_ended(remote, location):
-    writer = remote.writer("r1")
-    for number in (1, 2, 3):
-        writer.write(number, columns(number))
-    remote.prune(remote.listing(), {"r1": 2})
-    assert bodies_of(remote) == [b"body 3"]
-
-    writer.close(3)
-    remote.prune(remote.listing(), {"r1": 3})
-
-    assert everything_below(location) == []
-
-
-def test_damaged_segment_is_quarantined(remote, location, caplog):
-    remote.writer("r1").write(1, columns(1, 2))
-    [segment] = remote.listing().segments
-    open_store(location).put(segment.path, b"broken")
-
-    assert bodies_of(remote) == []
-
-    assert remote.listing().rows_quarantined == 2
-    assert remote.read(segment) == []
-    assert [record.levelno for record in caplog.records] == [logging.ERROR]
-
-
-def test_object_that_is_gone_is_not_renamed(location):
-    assert not open_store(location).rename("r1/one", "r1/two")
+    assert store.list() == [Segment("r10", 1, 1, 1).path]
 
 
 def test_directory_that_pyarrow_has_made_is_no_file(location):
@@ -262,14 +218,23 @@ def test_missing_bucket_is_an_error(s3, monkeypatch, fakensqd):
     assert "SECRET" not in str(caught.value)
 
 
-def test_store_that_refuses_requests_does_not_quarantine_a_segment(proxy, remote, tmp_path):
-    remote.writer("r1").write(1, columns(1))
+def test_store_that_refuses_requests_does_not_quarantine_a_segment(proxy, remote, location, tmp_path, caplog):
+    remote.writer("r1").write(1, columns(1, 2))
     [segment] = remote.listing().segments
     proxy.has_expired = True
-    refused = Spool(proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"))
+    uri = proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
 
     with pytest.raises(OSError, match="ExpiredToken"):
-        refused.read(segment)
+        Spool(uri).read(segment)
+    with pytest.raises(OSError, match="ExpiredToken") as caught:
+        open_store(uri).remove(*(Segment("r1", number, 1, 1).path for number in range(1, 1001)))
+    assert len(str(caught.value)) < 1000
+
+    # One that is damaged is.
+    open_store(location).put(segment.path, b"broken")
+    assert bodies_of(remote) == remote.read(segment) == []
+    assert remote.listing().rows_quarantined == 2
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
 def test_query_with_a_spool_on_s3_reads_every_message(fakensqd, s3, location, caplog, tmp_path):
