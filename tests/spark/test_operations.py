@@ -56,38 +56,18 @@ def config(tmp_path):
     return load_settings(str(path), {"spark": values["spark"]})
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_each_manifest_has_kind_and_name(file):
-    assert all(manifests(file))
-
-
-def test_variables_of_receivers_are_those_of_the_program():
-    known = {parameter.envvar for parameter in receiver_command.params}
-
-    assert set(OPTIONS) <= known
-
-
 @pytest.mark.parametrize("container", RECEIVERS["containers"], ids=["clicks", "pages"])
-def test_receivers_write_what_the_job_reads(container, config):
+def test_receivers_write_what_the_job_reads_and_probes_ask_their_health_address(container, config):
     assert container["args"][:3] == ["python", "-m", "gnsq.spark.receiver"]
     values = parsed(receiver_command, container["args"][3:], OPTIONS)
 
     [source] = [query.source for query in config.queries if query.name == container["name"]]
-    assert (values["topic"], values["channel"], values["spool"]) == (
-        source["topic"],
-        source["channel"],
-        source["spool"],
-    )
+    names = ("topic", "channel", "spool")
+    assert [values[name] for name in names] == [source[name] for name in names]
     assert set(values["lookupd_http_addresses"]) == set(config.lookupd_http_addresses)
     assert values["max_spool_bytes"] == int(source["maxSpoolBytes"])
     assert config.receivers == "external"
-
-
-@pytest.mark.parametrize("container", RECEIVERS["containers"], ids=["clicks", "pages"])
-def test_probes_ask_the_health_address(container):
-    values = parsed(receiver_command, container["args"][3:], OPTIONS)
     port = int(values["health_address"].rpartition(":")[2])
-
     live, ready = (container[f"{name}Probe"]["httpGet"] for name in ("liveness", "readiness"))
     assert (live, ready) == ({"path": "/live", "port": port}, {"path": "/ready", "port": port})
 
@@ -110,9 +90,11 @@ def test_spark_application_fits_the_schema_of_the_operator():
     assert models.SparkV1beta2SparkApplication.from_dict(document).to_dict() == document
 
 
-def test_receivers_may_end_in_order():
+def test_receivers_may_end_in_order_and_have_variables_of_the_program():
     assert RECEIVERS["terminationGracePeriodSeconds"] > CLOSE_TIMEOUT + 1 + WRITE_TIMEOUT
     assert "ends within 20 s" in (KUBERNETES / "receivers.yaml").read_text()
+    assert set(OPTIONS) <= {parameter.envvar for parameter in receiver_command.params}
+    assert all(all(manifests(file)) for file in FILES)
 
 
 def test_files_and_volumes_of_pods_exist():
@@ -177,12 +159,8 @@ def entrypoint(tmp_path):
 
 
 @pytest.mark.subprocess
-def test_entry_point_runs_any_command(entrypoint):
+def test_entry_point_runs_the_driver_or_any_command(entrypoint):
     assert entrypoint("echo", "a b") == ["a b"]
-
-
-@pytest.mark.subprocess
-def test_entry_point_runs_the_driver(entrypoint):
     assert entrypoint("driver", "--class", "X", SPARK_DRIVER_BIND_ADDRESS="10.0.0.1") == [
         *["HOME/bin/spark-submit", "--deploy-mode", "client", "--conf", "spark.driver.bindAddress=10.0.0.1"],
         *["--class", "X"],

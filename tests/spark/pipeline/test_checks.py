@@ -29,6 +29,11 @@ def addresses(nsqd):
     return {"nsqd_tcp_addresses": (nsqd.tcp_address,), "nsqd_http_addresses": (nsqd.http_address,)}
 
 
+def check_both(settings):
+    check_work(settings)
+    check_places(settings)
+
+
 def claim_spools(settings):
     """As queries do that have run."""
     for query in settings.queries:
@@ -40,24 +45,15 @@ def claim_spools(settings):
 # --- places
 
 
-def test_directories_are_made(tmp_path):
-    settings = job(tmp_path, *COUNTED)
-    check_work(settings)
-    check_places(settings)
-    check_places(settings)
+def test_directories_are_made_with_the_permissions_that_the_settings_say(tmp_path):
+    settings = job(tmp_path, *COUNTED, nsq={"spoolMode": "2770"})
+    check_both(settings)
+    check_both(settings)
 
     assert (tmp_path / "output").is_dir()
-    assert (tmp_path / "work" / "pages" / "spool").is_dir()
-    assert not list(tmp_path.rglob("owner.json"))
-
-
-def test_spools_have_the_permissions_that_the_settings_say(tmp_path):
-    settings = job(tmp_path, *COUNTED, nsq={"spoolMode": "2770"})
-    check_work(settings)
-    check_places(settings)
-
     for name in ("clicks", "pages"):
         assert stat.S_IMODE((tmp_path / f"work/{name}/spool").stat().st_mode) == 0o2770
+    assert not list(tmp_path.rglob("owner.json"))
 
 
 @pytest.mark.parametrize(
@@ -65,47 +61,31 @@ def test_spools_have_the_permissions_that_the_settings_say(tmp_path):
     [
         ("output", "setting output .* can't be written: .*: give a directory that can be"),
         ("work/clicks/spool", "spool .* can't be written"),
+        ("work", r"setting work .* can't be written"),
     ],
 )
 def test_place_that_can_not_be_written_is_named(tmp_path, place, words):
     (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / place).write_text("no directory")
     settings = job(tmp_path)
-    check_work(settings)
 
     with pytest.raises(JobFailed, match=words):
-        check_places(settings)
+        check_both(settings)
 
 
-def test_work_that_can_not_be_written_is_named(tmp_path):
-    (tmp_path / "work").write_text("no directory")
-
-    with pytest.raises(JobFailed, match=r"setting work .* can't be written"):
-        check_work(job(tmp_path))
-
-
-def test_log_that_can_not_be_written_is_named(tmp_path):
+def test_what_can_not_be_used_is_named(tmp_path):
     (tmp_path / "work" / "spark.log").mkdir(parents=True)
-
     with pytest.raises(JobFailed, match=r"log .*/work/spark.log can't be written: "):
         check_places(job(tmp_path))
+    (tmp_path / "work" / "spark.log").rmdir()
+    with pytest.raises(JobFailed, match=r"setting nsq: option authSecretFile '.*none' can't be read"):
+        check_places(job(tmp_path, nsq={"authSecretFile": str(tmp_path / "none")}))
 
-
-def test_spool_of_another_query_is_refused(tmp_path):
     settings = job(tmp_path)
-    check_work(settings)
     spool = Spool(settings.queries[0].spool)
     spool.prepare()
     spool.lock("/another", "clicks/clicks").release()
-
     with pytest.raises(SpoolInUse, match="belongs to owner '/another'"):
-        check_places(settings)
-
-
-def test_missing_secret_file_is_named(tmp_path):
-    settings = job(tmp_path, nsq={"authSecretFile": str(tmp_path / "none")})
-
-    with pytest.raises(JobFailed, match=r"setting nsq: option authSecretFile '.*none' can't be read"):
         check_places(settings)
 
 
@@ -142,18 +122,14 @@ def test_channel_of_a_renamed_query_is_told_until_it_is_deleted(fakensqd, tmp_pa
     assert set(json.loads((tmp_path / "work/queries.json").read_text())) == {"clicks/clicks", "views/seen"}
 
 
-def test_channel_of_a_topic_that_was_removed_is_told(fakensqd, tmp_path, caplog):
+def test_channel_of_a_topic_that_was_removed_is_told_also_if_no_nsqd_can_be_asked(fakensqd, tmp_path, caplog):
     start(job(tmp_path, table(topics=("a", "b")), **addresses(fakensqd)))
     start(job(tmp_path, table(topics=("a", "c")), **addresses(fakensqd)))
 
     [said] = [record.getMessage() for record in caplog.records]
     assert said.startswith("query clicks does not read topic b any more, and the messages in channel clicks (0 ")
-
-
-def test_former_query_is_told_also_if_no_nsqd_can_be_asked(tmp_path, caplog):
-    start(job(tmp_path, table("views")))
-    start(job(tmp_path))
-
+    start(job(tmp_path / "other", table("views")))
+    start(job(tmp_path / "other"))
     assert "query views has read views/views before, and nobody does now" in caplog.text
 
 
@@ -221,13 +197,11 @@ def test_topic_that_the_job_has_read_before_may_be_gone(tmp_path, once):
         check_nsq(job(tmp_path, table(topics=("clcks",)), nsqd_http_addresses=("a:4151",)), answers(), once=once)
 
 
-def test_nsqd_that_does_not_answer_may_have_the_topic(tmp_path):
+def test_all_is_well_or_an_nsqd_that_does_not_answer_may_have_the_topic(tmp_path, caplog):
     check_nsq(job(tmp_path), answers("orders", failing=GONE), once=False)
     with pytest.raises(JobFailed, match="no nsqd"):
         check_nsq(job(tmp_path), answers("orders", failing=GONE), once=True)
-
-
-def test_all_is_well(tmp_path, caplog):
+    caplog.clear()
     caplog.set_level(logging.DEBUG)
     check_nsq(job(tmp_path), answers("clicks"), once=True)
     check_nsq(job(tmp_path), Poll((), {}), once=False)

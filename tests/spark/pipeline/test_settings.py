@@ -93,12 +93,8 @@ def test_item_of_a_mapping_without_a_name_is_not_shown(tmp_path):
 # --- tables
 
 
-@pytest.mark.parametrize(
-    ("settings", "kept"),
-    [({}, "body"), ({"select": "user"}, "none"), ({"select": "user", "keep": "body"}, "body")],
-)
-def test_body_is_kept_unless_columns_are_selected(settings, kept):
-    assert table(**settings).keep == kept
+def test_body_is_kept_unless_columns_are_selected():
+    assert (table().keep, table(select="user").keep, table(select="user", keep="body").keep) == ("body", "none", "body")
     assert table(format="raw", select="_topic").keep == "body"
 
 
@@ -139,20 +135,19 @@ def test_bad_setting_of_a_table_is_named(settings, words):
 # --- metrics
 
 
-@pytest.mark.parametrize(
-    ("text", "column"),
-    [
-        ("page", ("page", "page")),
-        ("`a b`", ("a b", "`a b`")),
-        ("count(*)", ("count", "count(*)")),
-        ("SUM( ms )", ("sum_ms", "SUM( ms )")),
-        ("sum(ms) AS total", ("total", "sum(ms)")),
-        ("cast(a as int) as b", ("b", "cast(a as int)")),
-        ("avg(ms * 2)\nAs `x y`", ("x y", "avg(ms * 2)")),
-    ],
-)
-def test_expression_names_its_column(text, column):
-    assert named_expression(text) == column
+COLUMNS = {
+    "page": ("page", "page"),
+    "`a b`": ("a b", "`a b`"),
+    "count(*)": ("count", "count(*)"),
+    "SUM( ms )": ("sum_ms", "SUM( ms )"),
+    "sum(ms) AS total": ("total", "sum(ms)"),
+    "cast(a as int) as b": ("b", "cast(a as int)"),
+    "avg(ms * 2)\nAs `x y`": ("x y", "avg(ms * 2)"),
+}
+
+
+def test_expression_names_its_column():
+    assert {text: named_expression(text) for text in COLUMNS} == COLUMNS
 
 
 @pytest.mark.parametrize(
@@ -195,16 +190,12 @@ def test_each_query_has_a_channel_and_places_of_its_own(tmp_path):
     assert (pages.location, pages.dead_location) == (f"{tmp_path}/output/pages", "")
 
 
-def test_spool_and_checkpoint_may_be_elsewhere(tmp_path):
+def test_spool_and_checkpoint_may_be_elsewhere_and_a_sink_needs_no_output(tmp_path):
     [clicks] = job(tmp_path, spool="s3://b/x?region=y", checkpoint="hdfs://name/checkpoints").queries
-
     assert clicks.spool == "s3://b/x/clicks?region=y"
     assert clicks.checkpoint == "hdfs://name/checkpoints/clicks"
 
-
-def test_sink_needs_no_output(tmp_path):
     [clicks] = job(tmp_path, table(sink="m:f"), output="").queries
-
     assert (clicks.location, clicks.dead_location) == ("", "")
     assert job(tmp_path, table(sink="m:f")).queries[0].dead_location == f"{tmp_path}/output/clicks_dead"
 
@@ -243,20 +234,15 @@ def test_options_reach_the_source(tmp_path):
     assert "'x'" not in repr(clicks)
 
 
-@pytest.mark.parametrize(
-    ("settings", "least", "delay"),
-    [
-        pytest.param({}, 200_000, 2.5, id="default"),
-        pytest.param({"max_rows_per_batch": 9, "trigger_interval": "1 minute"}, 9, 60, id="settings"),
-        pytest.param({"nsq": {"min_rows_per_batch": "7"}}, 7, 2.5, id="nsq"),
-        pytest.param({"trigger_interval": 0}, None, None, id="none"),
-    ],
-)
-def test_batch_waits_until_it_is_full_or_for_trigger_interval(tmp_path, settings, least, delay):
-    options = job(tmp_path, table(), **settings).queries[0].read_options
-
-    assert options.min_rows_per_batch == least
-    assert delay is None or options.max_trigger_delay == delay
+def test_batch_waits_until_it_is_full_or_for_trigger_interval(tmp_path):
+    for settings, least, delay in (
+        ({}, 200_000, 2.5),
+        ({"max_rows_per_batch": 9, "trigger_interval": "1 minute"}, 9, 60),
+        ({"nsq": {"min_rows_per_batch": "7"}}, 7, 2.5),
+    ):
+        options = job(tmp_path, table(), **settings).queries[0].read_options
+        assert (options.min_rows_per_batch, options.max_trigger_delay) == (least, delay)
+    assert job(tmp_path, table(), trigger_interval=0).queries[0].read_options.min_rows_per_batch is None
 
 
 @pytest.mark.parametrize(
