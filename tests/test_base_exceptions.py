@@ -127,20 +127,18 @@ def lines(caplog, error):
     return [re.sub(r":\d{4,}|b'\w{16}'", "", text) for text in texts]
 
 
-@pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("place", PLACES)
-def test_base_exception_counts_as_an_exception_does(caplog, place, error):
+def test_base_exception_counts_as_an_exception_does(caplog, place):
     caplog.set_level(logging.WARNING, logger="gnsq")
     expected = consumed(place, Plain)
     told = lines(caplog, Plain)
-    caplog.clear()
-
-    found = consumed(place, error)
-
-    assert found == expected
-    assert lines(caplog, error) == told
     assert told
-    assert len(found[0]) >= 1
+    assert expected[0]
+
+    for error in ERRORS:
+        caplog.clear()
+        assert consumed(place, error) == expected
+        assert lines(caplog, error) == told
 
 
 def publish_with_strategy(nsqd, fail):

@@ -125,22 +125,6 @@ def test_any_answer_gives_addresses_or_is_a_failure_in_words(ask, answers):
         assert (0 < port < 65536, host.isprintable(), "/" in host) == (True, True, False)
 
 
-def test_silent_nsqlookupd_does_not_delay_the_others():
-    class Silent(Lookupd):
-        def lookup(self, topic):
-            release.wait(10)
-            return super().lookup(topic)
-
-    release, found = Event(), []
-    known = TopicNodes([Silent({"producers": []}), of(nsqd("a"))], "t")
-    asking = gevent.spawn(known.refresh, found.append)
-    wait_until(lambda: found == ["a:4150"])
-
-    assert not asking.ready()
-    release.set()
-    assert asking.get(timeout=1)
-
-
 @both
 def test_answer_of_another_server_is_a_failure(ask):
     for answer in ({}, {"producers": [{}]}, [], {"producers": 0}):
@@ -255,24 +239,18 @@ def test_limit_leaves_out_new_nsqds_and_keeps_known_ones(caplog):
     assert "left out 9998 of 10998 nsqds: there are 1000 already, the limit" in record.getMessage()
 
 
-def test_connected_nsqds_count_for_the_limit():
-    known = TopicNodes([of(nsqd("a"), nsqd("b"))], "t")
-
-    known.refresh(ignore, connected={f"x:{port}" for port in range(1, MAX_NSQDS)})
-
-    assert known.addresses == {"a:4150"}
-
-
 def many(name, count=MAX_NSQDS):
     return [nsqd(f"{name}{number}") for number in range(count)]
 
 
-def test_limit_holds_for_all_nsqlookupds_together():
-    known = TopicNodes([of(*many("a")), of(*many("b"))], "t")
+def test_limit_holds_for_all_nsqlookupds_together_and_connected_nsqds_count():
+    both, known = TopicNodes([of(*many("a")), of(*many("b"))], "t"), TopicNodes([of(nsqd("a"), nsqd("b"))], "t")
 
-    known.refresh(ignore)
+    both.refresh(ignore)
+    known.refresh(ignore, connected={f"x:{port}" for port in range(1, MAX_NSQDS)})
 
-    assert len(known.addresses) == MAX_NSQDS
+    assert len(both.addresses) == MAX_NSQDS
+    assert known.addresses == {"a:4150"}
 
 
 def test_limit_holds_over_rounds_of_all_nodes():
@@ -467,6 +445,24 @@ def test_nsqds_of_a_topic_stay_known_while_an_nsqlookupd_does_not_answer():
     ]
 
 
+@pytest.mark.parametrize("make", [lambda lookupds: TopicNodes(lookupds, "t"), AllNodes], ids=["topic", "all"])
+def test_silent_nsqlookupd_does_not_delay_the_others(make):
+    class Silent(Lookupd):
+        def lookup(self, topic):
+            release.wait(10)
+            return super().lookup(topic)
+
+    release, found = Event(), []
+    known = make([Silent({"producers": [nsqd("b")]}), of(nsqd("a"))])
+    asking = gevent.spawn(known.refresh, lambda address, producer=None: found.append(address))
+    wait_until(lambda: found == ["a:4150"])
+
+    assert not asking.ready()
+    release.set()
+    assert asking.get(timeout=1)
+    assert sorted(found) == ["a:4150", "b:4150"]
+
+
 def test_known_nsqds_of_a_failing_nsqlookupd_are_found_without_waiting_for_the_others():
     silent, slow = of(nsqd("a")), of(nsqd("b"))
     known = TopicNodes([silent, slow], "t")
@@ -487,19 +483,3 @@ def test_all_nodes_forget_no_nsqd_while_an_nsqlookupd_fails():
     second.answer = {"producers": []}
 
     assert [known.refresh() for _ in range(5)] == [(set(), set())] * 5
-
-
-def test_all_nodes_find_named_nsqds_at_once_while_an_nsqlookupd_is_silent():
-    class Silent(Lookupd):
-        def nodes(self):
-            release.wait(10)
-            return super().nodes()
-
-    release, found = Event(), []
-    known = AllNodes([Silent({"producers": [nsqd("b")]}), of(nsqd("a"))])
-    asking = gevent.spawn(known.refresh, lambda address, producer: found.append(address))
-    wait_until(lambda: found == ["a:4150"])
-
-    assert not asking.ready()
-    release.set()
-    assert asking.get(timeout=1) == ({"a:4150", "b:4150"}, set())

@@ -68,14 +68,6 @@ def test_run_continues_until_the_last_consumer_has_closed(fakensqd, consumer):
     assert (len(fakensqd.transcript.finished("first")), len(fakensqd.transcript.finished("second"))) == (1, 1)
 
 
-def test_producers_alone_run_until_a_signal(fakensqd):
-    producer = gnsq.Producer(fakensqd.tcp_address, threaded=True)
-
-    gnsq.run(producer, on_ready=stop)
-
-    assert producer.stats().state == "closed"
-
-
 def test_signal_does_not_wait_for_an_nsqd_that_does_not_respond(consumer):
     with peer(lambda sock: sock.recv(4096) and gevent.sleep(LIMIT)) as address, gevent.Timeout(LIMIT / 2):
         waiting = gnsq.Consumer("t", "c", address, message_handler=lambda consumer, message: None, timeout=LIMIT)
@@ -177,6 +169,20 @@ def test_message_that_is_not_answered_in_time_is_requeued_and_the_status_is_1(fa
     assert len(fakensqd.transcript.requeued("t")) == 1
 
 
+def test_publishes_that_are_pending_at_the_end_are_confirmed(fakensqd):
+    producer = gnsq.Producer(fakensqd.tcp_address, batch_messages=200, batch_linger=LIMIT)
+
+    def publish():
+        for number in range(3):
+            producer.publish_async("t", b"%d" % number)
+        stop()
+
+    gnsq.run(producer, on_ready=publish)
+
+    assert fakensqd.messages("t") == [b"0", b"1", b"2"]
+    assert producer.stats().state == "closed"
+
+
 def test_publish_that_is_not_confirmed_in_time_is_logged_and_the_status_is_1(fakensqd, lines):
     producer = gnsq.Producer(fakensqd.tcp_address, close_timeout=0.1, name="orders")
 
@@ -189,19 +195,6 @@ def test_publish_that_is_not_confirmed_in_time_is_logged_and_the_status_is_1(fak
 
     assert ended.value.code == 1
     assert lines(logging.ERROR) == ["orders: 1 message was not confirmed"]
-
-
-def test_publishes_that_are_pending_at_the_end_are_confirmed(fakensqd):
-    producer = gnsq.Producer(fakensqd.tcp_address, batch_messages=200, batch_linger=LIMIT)
-
-    def publish():
-        for number in range(3):
-            producer.publish_async("t", b"%d" % number)
-        stop()
-
-    gnsq.run(producer, on_ready=publish)
-
-    assert fakensqd.messages("t") == [b"0", b"1", b"2"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -265,12 +258,9 @@ def test_handler_that_ends_the_program_drains_and_gives_its_message_back(fakensq
     assert (fakensqd.depth("t", "c"), fakensqd.in_flight("t", "c")) == (2, 0)
 
 
-def test_run_without_a_client_raises():
+def test_run_without_a_client_or_with_a_list_raises(consumer):
     with pytest.raises(ValueError, match=r"run\(\) has no client"):
         gnsq.run()
-
-
-def test_run_with_a_list_raises(consumer):
     with pytest.raises(TypeError, match=r"run\(\) takes Consumers and Producers, one per argument"):
         gnsq.run([consumer()])
 

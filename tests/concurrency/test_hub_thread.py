@@ -103,20 +103,15 @@ def test_call_whose_greenlet_is_killed_raises(hub):
 # --- soon -------------------------------------------------------------------------------------------------------------
 
 
-def test_call_soon_calls_in_order(hub):
+def test_call_soon_calls_in_order_and_goes_on_after_a_function_that_raises(hub, capfd):
     got = []
 
     for number in range(100):
         hub.call_soon(got.append, number)
-    hub.call(int)
-
-    assert got == list(range(100))
-
-
-def test_call_soon_goes_on_after_a_function_that_raises(hub, capfd):
-    hub.call_soon(int, "x")
+        hub.call_soon(int, "x")
 
     assert hub.call(int) == 0
+    assert got == list(range(100))
     assert "ValueError" in capfd.readouterr().err
 
 

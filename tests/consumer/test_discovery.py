@@ -427,27 +427,23 @@ def test_silent_nsqd_is_not_tried_twice_at_once(lookupd, nsqds, rounds, started)
     assert connected(silent, other) == [1, 1]
 
 
-def test_tombstoned_producer_is_not_connected_to_until_its_tombstone_is_gone(lookupd, nsqd, rounds, started):
+@pytest.mark.parametrize("is_connected", [False, True], ids=["", "connected"])
+def test_tombstone_ends_no_connection_and_lets_none_begin_until_it_is_gone(
+    lookupd, nsqd, rounds, started, is_connected
+):
     registered(nsqd, lookupd)
+    options = {"lookupds": [lookupd], "lookupd_poll_interval": 10, "lookupd_poll_jitter": 0}
+    if is_connected:
+        started(**options)
     client = LookupdClient.from_url(lookupd.http_address)
     client.tombstone_topic("t", f"127.0.0.1:{nsqd.http_port}")
     client.close()
-    started(lookupds=[lookupd], lookupd_poll_interval=10, lookupd_poll_jitter=0)
+    if not is_connected:
+        started(**options)
     rounds.turn(40)
-    assert connected(nsqd) == [0]
+    assert connected(nsqd) == [is_connected]
 
     rounds.turn(10)
-
-    assert connected(nsqd) == [1]
-
-
-def test_tombstone_does_not_end_a_connection(lookupd, nsqd, rounds, started):
-    registered(nsqd, lookupd)
-    started(lookupds=[lookupd], lookupd_poll_interval=10)
-    client = LookupdClient.from_url(lookupd.http_address)
-    client.tombstone_topic("t", f"127.0.0.1:{nsqd.http_port}")
-    client.close()
-    rounds.turn(40)
 
     assert connected(nsqd) == [1]
 

@@ -93,11 +93,13 @@ def test_async_message_may_be_answered_during_the_close(nsqd, clock, publish, st
 
 
 def test_handler_may_close_and_wait_for_the_others(nsqd, clock, publish, started):
-    events = []
+    events, ended = [], []
 
     def handle(consumer, message):
         if message.body == b"last":
             consumer.close(timeout=20.0)
+            consumer.join(Decimal("0.5"))
+            ended.append(consumer.is_closed)
             consumer.join()
         else:
             clock.sleep(3.0)
@@ -109,31 +111,11 @@ def test_handler_may_close_and_wait_for_the_others(nsqd, clock, publish, started
     publish(nsqd, b"other", b"last")
     clock.advance(4.0)
 
+    assert ended == [False]
     assert [body for body, _ in events] == [b"warm", b"other", b"last"]
     assert events[2][1] - events[1][1] <= 0.1
     assert not consumer.is_running
     assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (0, 0)
-
-
-def test_join_in_a_handler_takes_any_number_of_seconds(nsqd, clock, publish, started):
-    ended = []
-
-    def handle(consumer, message):
-        if message.body == b"last":
-            consumer.close(timeout=20.0)
-            consumer.join(Decimal("0.5"))
-            ended.append(consumer.is_closed)
-        else:
-            clock.sleep(3.0)
-
-    started(handle, nsqd, max_in_flight=3)
-    publish(nsqd, b"warm")
-    clock.advance(4.0)
-    publish(nsqd, b"other", b"last")
-    clock.advance(1.0)
-
-    assert ended == [False]
-    clock.advance(4.0)
 
 
 def test_close_requeues_all_messages_though_receivers_of_their_signals_raise(nsqd, clock, publish, started):

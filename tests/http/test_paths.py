@@ -78,6 +78,13 @@ def test_error_of_the_first_path_is_raised_if_both_are_unknown():
     assert served.lines == ["POST /pub", "POST /put"]
 
 
+def test_publish_is_not_sent_to_the_old_path_if_the_new_one_may_have_taken_it():
+    with http_peer(lambda asked, sock: None) as served, pytest.raises(NSQHttpError, match="no response"):
+        HTTPClient.from_url(served.address).request("POST", "pub", body=b"x", old_path="put")
+
+    assert served.lines == ["POST /pub"]
+
+
 def test_old_path_is_remembered_after_an_error_of_its_endpoint():
     refused = reply(b'{"status_code":500,"status_txt":"MSG_EMPTY","data":null}', "500 Oops", "application/json")
     with http_peer(knowing("/put", answer=refused)) as served:
@@ -87,13 +94,3 @@ def test_old_path_is_remembered_after_an_error_of_its_endpoint():
                 client.request("POST", "pub", old_path="put")
 
     assert served.lines == ["POST /pub", "POST /put", "POST /put"]
-
-
-def test_publish_is_not_sent_to_the_old_path_if_the_new_one_may_have_taken_it():
-    def answer(asked, sock):
-        return None
-
-    with http_peer(answer) as served, pytest.raises(NSQHttpError, match="no response"):
-        HTTPClient.from_url(served.address).request("POST", "pub", body=b"x", old_path="put")
-
-    assert served.lines == ["POST /pub"]

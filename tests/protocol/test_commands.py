@@ -55,42 +55,33 @@ def test_decoder_reads_a_command_and_keeps_the_rest(built, wire, command):
 
 
 REFUSED = [
-    pytest.param(lambda: commands.publish("t", b""), ValueError, "message body is empty", id="empty body"),
-    pytest.param(lambda: commands.publish("t", "text"), TypeError, "must be bytes, not str", id="str body"),
-    pytest.param(lambda: commands.publish("bad topic", b"x"), ValueError, "'bad topic'", id="topic"),
-    pytest.param(lambda: commands.subscribe("t", "c!"), ValueError, "channel name 'c!'", id="channel"),
-    pytest.param(lambda: commands.multipublish("t", []), ValueError, "multipublish of 0 messages", id="no messages"),
-    pytest.param(
-        lambda: commands.multipublish("t", [b"x", b""]), ValueError, "message 1 is empty", id="one empty body"
-    ),
-    pytest.param(lambda: commands.multipublish("t", b"xy"), TypeError, "not bytes", id="bytes for a list"),
-    pytest.param(lambda: commands.multipublish("t", 5), TypeError, "iterable of bytes, not int", id="no list"),
-    pytest.param(
-        lambda: commands.deferpublish("t", b"x", -1), ValueError, "delay_ms -1 must be at least 0", id="delay"
-    ),
-    pytest.param(
-        lambda: commands.deferpublish("t", b"x", 1.5),
-        TypeError,
-        "delay_ms must be an int of milliseconds, not 1.5",
-        id="float",
-    ),
-    pytest.param(lambda: commands.ready(-1), ValueError, "ready count -1 must be at least 0", id="ready"),
-    pytest.param(lambda: commands.ready(True), TypeError, "not True", id="ready True"),
-    pytest.param(lambda: commands.requeue(ID, -1), ValueError, "requeue timeout -1 must be at least 0", id="requeue"),
-    pytest.param(lambda: commands.finish(5), TypeError, "message id must be bytes or str, not 5", id="no id"),
-    pytest.param(lambda: commands.finish_all([ID, 5]), TypeError, "must be bytes or str, not 5", id="one is no id"),
-    pytest.param(lambda: commands.finish(b"short"), ValueError, "b'short' is not 16 bytes", id="short id"),
-    pytest.param(lambda: commands.finish_all([ID[:-1], ID + b"x"]), ValueError, "is not 16 bytes", id="sum"),
-    pytest.param(lambda: commands.touch(b"0123456 89abcdef"), ValueError, "space or newline", id="id with a space"),
-    pytest.param(lambda: commands.finish(b"0123456789abcde\n"), ValueError, "newline", id="id with a newline"),
-    pytest.param(lambda: commands.auth("secret"), TypeError, "auth secret must be bytes", id="str secret"),
+    (lambda: commands.publish("t", b""), ValueError, "message body is empty"),
+    (lambda: commands.publish("t", "text"), TypeError, "must be bytes, not str"),
+    (lambda: commands.publish("bad topic", b"x"), ValueError, "'bad topic'"),
+    (lambda: commands.subscribe("t", "c!"), ValueError, "channel name 'c!'"),
+    (lambda: commands.multipublish("t", []), ValueError, "multipublish of 0 messages"),
+    (lambda: commands.multipublish("t", [b"x", b""]), ValueError, "message 1 is empty"),
+    (lambda: commands.multipublish("t", b"xy"), TypeError, "not bytes"),
+    (lambda: commands.multipublish("t", 5), TypeError, "iterable of bytes, not int"),
+    (lambda: commands.deferpublish("t", b"x", -1), ValueError, "delay_ms -1 must be at least 0"),
+    (lambda: commands.deferpublish("t", b"x", 1.5), TypeError, "delay_ms must be an int of milliseconds, not 1.5"),
+    (lambda: commands.ready(-1), ValueError, "ready count -1 must be at least 0"),
+    (lambda: commands.ready(True), TypeError, "not True"),
+    (lambda: commands.requeue(ID, -1), ValueError, "requeue timeout -1 must be at least 0"),
+    (lambda: commands.finish(5), TypeError, "message id must be bytes or str, not 5"),
+    (lambda: commands.finish_all([ID, 5]), TypeError, "must be bytes or str, not 5"),
+    (lambda: commands.finish(b"short"), ValueError, "b'short' is not 16 bytes"),
+    (lambda: commands.finish_all([ID[:-1], ID + b"x"]), ValueError, "is not 16 bytes"),
+    (lambda: commands.touch(b"0123456 89abcdef"), ValueError, "space or newline"),
+    (lambda: commands.finish(b"0123456789abcde\n"), ValueError, "newline"),
+    (lambda: commands.auth("secret"), TypeError, "auth secret must be bytes"),
 ]
 
 
-@pytest.mark.parametrize(("build", "error", "words"), REFUSED)
-def test_builder_refuses_invalid_arguments(build, error, words):
-    with pytest.raises(error, match=words):
-        build()
+def test_builder_refuses_invalid_arguments():
+    for build, error, words in REFUSED:
+        with pytest.raises(error, match=words):
+            build()
 
 
 def test_multipublish_takes_any_iterable():
