@@ -61,6 +61,9 @@ def test_each_option_has_a_row_in_the_reference():
         pytest.param("heartbeat_interval", 0.5, "heartbeat_interval 0.5 must be within 1 to 2147483 or -1 s", id="low"),
         pytest.param("timeout", math.inf, "timeout inf must be finite, and at least 0.001 s", id="infinite"),
         pytest.param("sample_rate", 100, "sample_rate 100 must be within 0 to 99 %", id="high"),
+        pytest.param(
+            "timeout", timedelta(0), r"timeout timedelta\(seconds=0\) must be at least 0.001 s", id="timedelta"
+        ),
         pytest.param("server_hostname", "", "server_hostname is empty", id="empty name"),
         pytest.param("auth_secret", b"", "auth_secret is empty", id="empty secret"),
     ],

@@ -154,6 +154,22 @@ def test_message_that_times_out_in_the_inbox_is_not_handled(nsqd, clock, publish
     clock.advance(100.0)
 
 
+def test_inbox_stays_bounded_while_all_handlers_hang(nsqd, clock, publish, started):
+    forever = Event()
+    consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=10, concurrency=2, max_tries=0)
+    publish(nsqd, b"0")
+    publish(nsqd, *[b"x"] * 50)
+
+    waiting = []
+    for _ in range(60):
+        clock.advance(10.0)
+        waiting.append(consumer.stats().waiting)
+
+    assert max(waiting) <= 20
+    forever.set()
+    clock.advance(100.0)
+
+
 def test_refused_finish_sends_on_error_with_the_message_id(nsqd, clock, publish, started):
     errors = []
     consumer = started(lambda _, message: None, nsqd)
