@@ -200,52 +200,36 @@ def test_watched_table_is_printed_again_with_rates_until_a_signal(fakensqd):
     assert f"nsqd 127.0.0.1:{port}: no response: can't connect: Connection refused" in second
 
 
-@pytest.fixture
-def screen(fakensqd):
-    """Start the watched table in a shell with job control, on a terminal of 12 rows."""
+@pytest.mark.subprocess
+def test_ctrl_z_gives_the_shell_the_terminal_and_after_the_end_the_whole_table_stays(fakensqd):
     for number in range(30):
         fakensqd.publish(f"t{number:02}", b"1")
     terminal, inner = pty.openpty()
-    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 12, 150, 0, 0))
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 12, 150, 0, 0))  # rows and columns
     table = [sys.executable, "-m", "gnsq", "stats", *servers_of(fakensqd), "--sort", "name", "--watch", "0.1"]
     # A session's leader gets the first terminal that it opens as its own.
     opening = ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(inner)]
-    # With job control, and without one that changes the terminal itself.
+    # With job control, and without a shell that changes the terminal itself.
     command = ["sh", "-i", "-c", f"set -m; {shlex.join(table)}; echo SHELL; read line; fg; echo STATUS $?"]
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
 
-    with child(*opening, *command, env={**environment, "TERM": "xterm"}):
-        yield Screen(terminal)
-    os.close(terminal)
-    os.close(inner)
-
-
-class Screen:
-    def __init__(self, terminal):
-        self._terminal = terminal
-
-    def wait_for(self, *texts):
-        """Read until all texts have come."""
+    def wait_for(*texts):
         seen = b""
         while not all(text in seen for text in texts):
-            assert select.select([self._terminal], [], [], LIMIT)[0], seen
-            seen += os.read(self._terminal, 4096)
+            assert select.select([terminal], [], [], LIMIT)[0], seen
+            seen += os.read(terminal, 4096)
         return seen
 
-    def press(self, keys):
-        os.write(self._terminal, keys)
-
-
-@pytest.mark.subprocess
-def test_ctrl_z_gives_the_shell_the_terminal_and_after_the_end_the_whole_table_stays(screen):
-    first = screen.wait_for(b"published/s", b"...")
-
-    screen.press(b"\x1a")
-    screen.wait_for(b"t29", b"\x1b[?25h", b"SHELL\r\n")  # the cursor is shown again
-    screen.press(b"\n")
-    screen.wait_for(b"\x1b[?25l", b"...")
-    screen.press(b"\x03")
-    screen.wait_for(b"t29", b"\x1b[?25h", b"STATUS 0\r\n")
+    with child(*opening, *command, env={**environment, "TERM": "xterm"}):
+        first = wait_for(b"published/s", b"...")
+        os.write(terminal, b"\x1a")
+        wait_for(b"t29", b"\x1b[?25h", b"SHELL\r\n")  # the cursor is shown again
+        os.write(terminal, b"\n")
+        wait_for(b"\x1b[?25l", b"...")
+        os.write(terminal, b"\x03")
+        wait_for(b"t29", b"\x1b[?25h", b"STATUS 0\r\n")
+    os.close(terminal)
+    os.close(inner)
 
     assert b"t00" in first
     assert b"t29" not in first

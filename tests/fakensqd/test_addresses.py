@@ -21,7 +21,7 @@ from fakensqd.addresses import (
     split_address,
 )
 from fakensqd.clock import RealClock
-from tests.kit import peer, wait_until
+from tests.kit import peer, silent_port, wait_until
 from tests.kit.wire import request
 
 
@@ -94,20 +94,6 @@ def test_listen_takes_over_a_socket_of_listen_before_start():
 # --- connecting -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def full():
-    """An address whose queue of connections is full: connecting to it takes for ever."""
-    with contextlib.ExitStack() as sockets:
-        listener = sockets.enter_context(socket.socket())
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        for _ in range(3):
-            waiting = sockets.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(listener.getsockname())
-        yield listener.getsockname()
-
-
 def test_connected_socket_has_no_timeout():
     with peer(lambda sock: sock.sendall(b"x")) as address:
         host, port = address.split(":")
@@ -115,14 +101,15 @@ def test_connected_socket_has_no_timeout():
             assert (sock.recv(1), sock.gettimeout()) == (b"x", None)
 
 
-def test_connection_that_is_not_accepted_times_out(clock, full):
-    connecting = gevent.spawn(connect, full, clock, 2.0)
-    clock.advance(1.9)
-    assert not connecting.ready()
-    clock.advance(0.2)
+def test_connection_that_is_not_accepted_times_out(clock):
+    with silent_port() as port:
+        connecting = gevent.spawn(connect, ("127.0.0.1", port), clock, 2.0)
+        clock.advance(1.9)
+        assert not connecting.ready()
+        clock.advance(0.2)
 
-    with pytest.raises(TimeoutError):
-        connecting.get(timeout=10)
+        with pytest.raises(TimeoutError):
+            connecting.get(timeout=10)
 
 
 def test_nsqlookupd_that_does_not_answer_times_out(clock):

@@ -5,24 +5,6 @@ import contextlib
 import pytest
 from gevent.event import Event
 
-from gnsq import Consumer
-
-
-@pytest.fixture
-def consume(nsqd, clock):
-    """Start a consumer of t/c; closed in the end."""
-    consumers = []
-
-    def start(handler, **options):
-        consumers.append(Consumer("t", "c", nsqd.tcp_address, message_handler=handler, clock=clock, **options))
-        consumers[-1].start(block=False)
-        return consumers[-1]
-
-    yield start
-    for client in consumers:
-        client.close()
-        client.join()
-
 
 @pytest.mark.parametrize(("touches", "lasts"), [(False, 60.0), (True, 900.0)], ids=["alone", "touched"])
 def test_message_times_out_after_a_minute_or_if_it_is_touched_a_quarter_of_an_hour(
@@ -36,7 +18,7 @@ def test_message_times_out_after_a_minute_or_if_it_is_touched_a_quarter_of_an_ho
             with message.touching() if touches else contextlib.nullcontext():
                 forever.wait()
 
-    consume(handle, max_in_flight=2)
+    consume(handle, nsqd.tcp_address, clock=clock, max_in_flight=2)
     nsqd.broker.topics["t"].publish([b"x"], nsqd.now())
     clock.advance(lasts - 0.1)
     assert attempts == [(0.0, 1)]

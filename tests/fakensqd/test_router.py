@@ -5,40 +5,17 @@ import pytest
 from fakensqd.router import HttpError, Request, Route, Router
 from tests.kit.wire import call, environ
 
-
-def broken(request):
-    raise RuntimeError("broken")
-
-
-def refuse(request):
-    raise HttpError(400, "NO")
-
-
-@pytest.fixture
-def errors():
-    return []
-
-
-@pytest.fixture
-def router(errors):
-    return Router(
-        {
-            "/ping": {"GET": Route(lambda request: "OK", plain=True)},
-            "/json": {"GET": Route(lambda request: {"a": [1]})},
-            "/none": {"POST": Route(lambda request: None)},
-            "/refuse": {"GET": Route(refuse)},
-            "/broken": {"GET": Route(broken)},
-            "/config/:": {"GET": Route(lambda request: request.argument), "PUT": Route(lambda request: None)},
-        },
-        errors.append,
-    )
-
-
 JSON = {"content-type": "application/json; charset=utf-8"}
 NSQ = {"x-nsq-content-type": "nsq; version=1.0"}
 
 
-def test_exception_of_a_handler_is_recorded_and_answered_by_500(router, errors):
+def test_exception_of_a_handler_is_recorded_and_answered_by_500():
+    def fail(request):
+        raise RuntimeError("broken")
+
+    errors = []
+    router = Router({"/broken": {"GET": Route(fail)}}, errors.append)
+
     assert call(router, "GET", "/broken") == (500, JSON | NSQ, b'{"message":"INTERNAL_ERROR"}')
     assert [str(error) for error in errors] == ["broken"]
 

@@ -315,31 +315,21 @@ def test_close_waits_for_a_client_that_does_not_read_for_five_seconds(clock):
 # --- transport stack --------------------------------------------------------------------------------------------------
 
 
-def exchange(one, other):
-    one.sendall(b"hello")
-    assert other.recv(100) == b"hello"
-    other.sendall(b"back")
-    assert one.recv(100) == b"back"
-
-
-@pytest.fixture
-def secured(ends, server_context, client_context):
-    """TransportStack with TLS on, and the client's end inside TLS."""
+def test_second_compression_replaces_the_first(ends, server_context, client_context):
     stack = TransportStack(ends[0], RealClock(), context=server_context)
     starting = gevent.spawn(stack.start, StartTLS())
     client = TlsTransport(ends[1], client_context, server_hostname="localhost")
     client.handshake()
     assert isinstance(starting.get(timeout=10), TlsEstablished)
-    return stack, client
-
-
-def test_second_compression_replaces_the_first(secured):
-    stack, client = secured
     stack.start(StartCompression(Snappy()))
 
     stack.start(StartCompression(Deflate()))
 
-    exchange(stack.top, CompressedTransport(client, Deflate()))
+    client = CompressedTransport(client, Deflate())
+    stack.top.sendall(b"hello")
+    assert client.recv(100) == b"hello"
+    client.sendall(b"back")
+    assert stack.top.recv(100) == b"back"
 
 
 def test_stack_stays_in_clear_after_a_failed_handshake(ends, server_context):

@@ -103,13 +103,6 @@ def nsqd():
     assert nsqd.errors == []
 
 
-@pytest.fixture
-def lookupd():
-    with FakeLookupd(release="0.2.21") as lookupd:
-        yield lookupd
-    assert lookupd.errors == []
-
-
 WRAPPED = [
     pytest.param("GET", "/ping", "OK", id="text is text"),
     pytest.param("POST", "/create_topic?topic=u", {"status_code": 200, "status_txt": "OK", "data": None}, id="nothing"),
@@ -145,9 +138,9 @@ def test_http_client_works_with_an_old_nsqd(nsqd):
     assert nsqd.broker.topics == {}
 
 
-def test_consumer_finds_an_old_nsqd_by_an_old_nsqlookupd(lookupd):
+def test_consumer_finds_an_old_nsqd_by_an_old_nsqlookupd():
     got = []
-    with FakeNsqd(lookupd_tcp_addresses=lookupd.tcp_address) as nsqd:
+    with FakeLookupd(release="0.2.21") as lookupd, FakeNsqd(lookupd_tcp_addresses=lookupd.tcp_address) as nsqd:
         nsqd.wait_registered()
         client = LookupdClient.from_url(lookupd.http_address)
         client.create_topic("u")
@@ -166,3 +159,4 @@ def test_consumer_finds_an_old_nsqd_by_an_old_nsqlookupd(lookupd):
         assert set(client.topics()["topics"]) == {"t", "u"}
         client.tombstone_topic("t", f"127.0.0.1:{nsqd.http_port}")
         assert client.lookup("t")["producers"] == []
+    assert (lookupd.errors, nsqd.errors) == ([], [])

@@ -29,14 +29,6 @@ def names(document):
     return {topic["topic_name"]: [each["channel_name"] for each in topic["channels"]] for topic in document["topics"]}
 
 
-@pytest.fixture
-def two_topics(broker):
-    for topic, channels in {"b": ["y", "x"], "a": ["x"]}.items():
-        for channel in channels:
-            broker.ensure_topic(topic).ensure_channel(channel, 0.0)
-
-
-@pytest.mark.usefixtures("two_topics")
 @pytest.mark.parametrize(
     ("only", "found"),
     [
@@ -48,6 +40,10 @@ def two_topics(broker):
     ],
 )
 def test_statistics_are_sorted_and_filtered(broker, only, found):
+    for topic, channels in {"b": ["y", "x"], "a": ["x"]}.items():
+        for channel in channels:
+            broker.ensure_topic(topic).ensure_channel(channel, 0.0)
+
     assert names(stats(broker, **only)) == found
 
 
