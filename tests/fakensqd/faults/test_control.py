@@ -317,6 +317,15 @@ def test_rule_acts_without_a_transcript(clock):
             _ = nsqd.transcript
 
 
+def test_scenario_arms_its_rules_one_after_the_other(nsqd, client):
+    nsqd.add(Scenario().then(on.reply("PUB"), duplicate()).then(on.command("PUB"), error("E_PUB_FAILED")))
+
+    client.send(PUB + PUB)
+
+    assert [client.frame()[1][:5] for _ in range(3)] == [b"OK", b"OK", b"E_PUB"]
+    assert client.ended()
+
+
 def test_rule_for_an_event_that_the_server_does_not_have_is_refused():
     with pytest.raises(ValueError, match="FakeLookupd has no PUB"):
         FakeLookupd().add(on.command("PUB"), drop())
