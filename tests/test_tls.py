@@ -307,6 +307,12 @@ def test_check_hostname_is_yes_or_no(value):
         client_context(ConnectionOptions(tls_v1=True, tls_options={"check_hostname": value}))
 
 
+def test_given_context_is_used_as_it_is():
+    context = ssl.create_default_context()
+
+    assert client_context(ConnectionOptions(tls_context=context)) is context
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

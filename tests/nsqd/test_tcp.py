@@ -79,18 +79,14 @@ def test_signals_are_sent_for_frames_and_commands(client):
     ]
 
 
-def test_check_ok_raises_the_error_of_nsqd(client):
-    client.send(b"NONSENSE\n")
-
-    with pytest.raises(NSQInvalid, match="E_INVALID invalid command NONSENSE"):
-        client.check_ok()
-
-
-def test_check_ok_wants_the_expected(client):
+def test_check_ok_wants_the_expected_and_raises_the_error_of_nsqd(client):
     client.publish("t", b"x")
-
     with pytest.raises(NSQException, match="b'OK', expected b'CLOSE_WAIT'"):
         client.check_ok(b"CLOSE_WAIT")
+
+    client.send(b"NONSENSE\n")
+    with pytest.raises(NSQInvalid, match="E_INVALID invalid command NONSENSE"):
+        client.check_ok()
 
 
 def test_check_ok_answers_heartbeats_and_goes_on(opened):
@@ -132,11 +128,6 @@ def test_closed_client_is_not_opened_again(client):
         client.connect()
     with pytest.raises(NSQSocketError, match="not connected"):
         client.nop()
-
-
-def test_never_connected_says_so():
-    with pytest.raises(NSQConnectionClosed, match=r"127.0.0.1:4150: not connected: call connect\(\) first"):
-        NsqdTCPClient().read_response()
 
 
 def scripted(*chunks):
@@ -284,13 +275,15 @@ def test_address_that_is_none_is_refused(arguments, words):
         NsqdTCPClient(*arguments)
 
 
-def test_host_and_client_have_names_by_default():
+def test_new_client_has_names_by_default_and_says_that_it_was_never_connected():
     client = NsqdTCPClient()
 
     assert client.hostname == socket.gethostname()
     assert client.client_id == socket.gethostname().split(".")[0]
     assert (client.state, client.ready_count, client.in_flight, client.max_ready_count) == (states.INIT, 0, 0, 2500)
     assert client.stream is None
+    with pytest.raises(NSQConnectionClosed, match=r"127.0.0.1:4150: not connected: call connect\(\) first"):
+        client.read_response()
 
 
 def test_state_is_visible(client):
