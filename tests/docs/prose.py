@@ -59,7 +59,6 @@ PAGES = (
     "coming-from/nsq-utilities.md",
     "coming-from/pynsq.md",
     "comparison.md",
-    "pipeline/comparison.md",
 )
 _BLOCK = re.compile(
     r"(?P<notes>(?:<!--.*?-->\n)*)^```(?P<language>\w+)(?P<title>[^\n]*)\n(?P<code>.*?)^```$", re.M | re.S

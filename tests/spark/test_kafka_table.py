@@ -1,15 +1,14 @@
-"""The tables of docs/pages/pipeline/kafka.md name options and columns that exist."""
+"""The table of docs/pages/comparison.md about Spark's Kafka source names options and columns that exist."""
 
 import dataclasses
 import re
-from pathlib import Path
 
 from gnsq.spark.datasource import COLUMNS
 from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
 from gnsq.spark.sink import COLUMNS as SINK_COLUMNS
+from tests.docs.pages import table
 
-PAGE = Path(__file__).parents[2] / "docs/pages/pipeline/kafka.md"
-ROWS = re.findall(r"^\| (.*) \| (.*) \| .*\|$", PAGE.read_text(), re.MULTILINE)
+ROWS = [row[:2] for row in table("comparison.md", "Spark's Kafka source", "Kafka")]
 # What query.lastProgress has as latestOffset of the source.
 BACKLOG = {"spool_rows", "spool_bytes", "waiting", "in_flight"}
 # Every option of the source in Spark's guide, except those with the prefix kafka.
