@@ -55,6 +55,7 @@ PAGES = (
     "guides/tls-and-auth.md",
     "guides/web-frameworks.md",
     "fakensqd/cookbook.md",
+    "fakensqd/cookbook-consuming.md",
     "fakensqd/first-test.md",
     "coming-from/nsq-utilities.md",
     "coming-from/pynsq.md",

@@ -28,10 +28,6 @@ def test_faults_example_passes(fakensqd):
     names["test_an_order_is_published_again_when_its_reply_is_lost"](fakensqd)
 
 
-def test_links_example_runs():
-    exec(example("fakensqd/clock.md", "A clock that tests set"), {})
-
-
 @pytest.mark.parametrize(
     ("heading", "column", "functions"),
     [
