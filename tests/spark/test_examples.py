@@ -47,7 +47,7 @@ def test_spark_example_writes_what_was_published(spark, fakensqd, tmp_path):
 @pytest.mark.spark
 def test_spark_example_publishes_changed_counts(spark, fakensqd, tmp_path):
     names = {}
-    exec(example("pipeline/guide.md", "Publish counts"), names)
+    exec(example("pipeline/source.md", "Publish counts"), names)
     publish(fakensqd, "clicks", [b'{"at": "2025-06-01T10:00:01Z", "page": "/a"}'] * 3)
 
     query = names["publish_counts"](spark, fakensqd.tcp_address, str(tmp_path))
