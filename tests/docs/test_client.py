@@ -2,10 +2,8 @@
 
 import json
 
-import prometheus_client
 import pytest
 
-from fakensqd import Certificates, FakeAuthServer, FakeNsqd, Grant
 from gnsq import NsqdHTTPClient
 from tests.docs.pages import example, run
 from tests.kit import channel_stats, wait_until
@@ -55,37 +53,6 @@ def test_batch_example_inserts_and_logs_what_it_gives_up(fakensqd, capsys):
     assert "insert [{'page': '/'}]" in lines
     assert [json.loads(line)["body"] for line in lines if line.startswith("{")] == ["no JSON"]
     assert channel_stats(fakensqd, "clicks", "table")["depth"] == 0
-
-
-def test_metrics_example_shows_metrics(fakensqd, capsys, monkeypatch):
-    ports = []
-    monkeypatch.setattr(prometheus_client, "start_http_server", ports.append)
-    monkeypatch.setattr(prometheus_client, "REGISTRY", prometheus_client.CollectorRegistry())
-    NsqdHTTPClient.from_url(fakensqd.http_address).publish("clicks", b"1")
-
-    with run(example("reference/api/contrib.md", "Metrics"), fakensqd)["consumer"] as consumer:
-        wait_until(lambda: consumer.stats().counts.finished)
-        shown = prometheus_client.generate_latest(prometheus_client.REGISTRY).decode()
-
-    assert ports == [9100]
-    assert "b'1'" in capsys.readouterr().out
-    labels = f'channel="shown",nsqd="{fakensqd.tcp_address}",topic="clicks"'
-    assert f"gnsq_consumer_messages_finished_total{{{labels}}} 1.0" in shown
-
-
-def test_layers_example_publishes(tmp_path):
-    certificates = Certificates(tmp_path)
-    certificate, key = certificates.server()
-    code = example("reference/options.md", "TLS, compression, AUTH").replace("/etc/nsq/ca.pem", certificates.ca)
-    grants = {"of the billing service": [Grant(topic="^invoices$")]}
-
-    with FakeAuthServer(grants).in_thread() as auth:
-        options = {"tls_cert": certificate, "tls_key": key, "auth_http_addresses": (auth.http_address,)}
-        with FakeNsqd(**options).in_thread() as running:
-            run(code, running)
-            (topic,) = NsqdHTTPClient.from_url(running.http_address).stats("invoices")["topics"]
-
-    assert topic["message_count"] == 1
 
 
 def test_signals_example_connects_receivers(fakensqd, capsys):

@@ -25,7 +25,7 @@ def test_methods_of_the_table_for_tests_take_its_arguments(server):
 def test_faults_example_passes(fakensqd):
     names = run(example("fakensqd/faults.md", "Rules"), fakensqd)
 
-    names["test_an_order_is_published_again_when_its_reply_is_lost"](fakensqd)
+    names["test_a_rule_can_be_asked_whether_it_acted"](fakensqd)
 
 
 @pytest.mark.parametrize(
