@@ -498,7 +498,7 @@ def test_drain_ends_under_constant_publishing(fakensqd, planner, caplog, more, w
 
     def go_on():
         count = 500
-        while not stop.wait(0.02):
+        while not stop.wait(0.1):
             publish(fakensqd, "clicks", numbered(10, first=count))
             count += 10
 
@@ -506,7 +506,7 @@ def test_drain_ends_under_constant_publishing(fakensqd, planner, caplog, more, w
     publisher.start()
     try:
         addresses = (fakensqd.http_address, *more)
-        bodies, _ = run_out(planner(drain=True, nsqd_http_addresses=addresses, idle_timeout=1))
+        bodies, _ = run_out(planner(drain=True, nsqd_http_addresses=addresses, idle_timeout=2))
     finally:
         stop.set()
         publisher.join(20)
