@@ -167,6 +167,7 @@ def test_expression_names_its_column():
         pytest.param({"aggregates": "sum(a + b)"}, r"'sum\(a \+ b\)' needs a name for its column: write", id="name"),
         pytest.param({"keys": ("a", "upper(b) AS A")}, r"column A is there twice: write upper\(b\) AS", id="twice"),
         pytest.param({"keys": "_epoch"}, "keys: column _epoch is the job's own", id="own"),
+        pytest.param({"keep_windows": "400 days"}, "keep_windows 400 days must be within 0 s to 365 days$", id="kept"),
     ],
 )
 def test_bad_setting_of_a_metric_is_named(settings, words):
@@ -290,6 +291,7 @@ PAGES = metric()
             id="pattern",
         ),
         pytest.param((), {"work": " "}, "work is required", id="work"),
+        pytest.param((), {"output": ""}, "output is required", id="output"),
         pytest.param((), {"nsqd_tcp_addresses": ()}, "nsqd_tcp_addresses is required, or lookupd", id="no address"),
         pytest.param((), {"work": "s3://b/x"}, "work 's3://b/x' is a URI, and Spark .*: give checkpoint", id="URI"),
         pytest.param((), {"output": "hdfs://k:hush@h/x"}, r"hdfs://\*\*\*@h/x' is not an object store", id="store"),

@@ -35,6 +35,12 @@ def test_segment_is_read_as_it_was_written(spool):
     assert list(spool.listing().segments) == [Segment("r1", 1, size, 2)]
 
 
+def test_credentials_are_not_in_texts_of_a_spool():
+    spool = Spool("s3://KEY:SECRET@bucket/dir?region=us-east-1&endpoint_override=127.0.0.1:1")
+
+    assert (spool.location, repr(spool)) == ("s3://***@bucket/dir", "Spool('s3://***@bucket/dir')")
+
+
 # --- permissions
 
 
