@@ -20,10 +20,11 @@ from tests.spark.s3proxy import s3_proxy
 from tests.spark.s3server import s3_server
 
 # Without the second compiler Java starts a fifth faster, without verification of classes another fifth.
-# And without UsePerfData it writes no file into /tmp, whatever TMPDIR is.
+# And without UsePerfData it writes no file into /tmp, whatever TMPDIR is. With one compiler Java has room for 48 MiB of
+# code by default, of which two fifths of the tests fill 38. Java compiles no more when it is full.
 JAVA_FLAGS = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
-    "-XX:-UsePerfData"
+    "-XX:-UsePerfData -XX:ReservedCodeCacheSize=128m"
 )
 
 
@@ -122,7 +123,9 @@ def spark(tmp_path_factory):
     log = tmp_path_factory.mktemp("spark") / "spark.log"
     # Spark would compile a class for each part of each plan, which runs for some rows: a tenth of Java's time.
     interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    settings = {"spark.master": "local[2]", "spark.python.daemon.module": "tests.spark.daemon", **interpreted}
+    # The state of a query is in so many stores, and each batch commits all. Jobs in sessions of their own have two.
+    few = {"spark.sql.shuffle.partitions": "1"}
+    settings = {"spark.master": "local[2]", "spark.python.daemon.module": "tests.spark.daemon", **interpreted, **few}
     with open_session("tests", settings=settings, log=log) as spark:
         register(spark)
         yield spark

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from gnsq.spark.pipeline.events import check_streaming, deduplicated, plan
 from gnsq.spark.pipeline.tables import SettingError
 from gnsq.spark.pipeline.types import SCALARS, Wrong, explain, rescued
-from tests.spark.pipeline.jobs import table
+from tests.spark.pipeline.jobs import parsed, table
 from tests.spark.pipeline.rightvalues import RIGHT_VALUES
 from tests.strategies import drawn
 
@@ -227,7 +227,7 @@ fields = st.sampled_from(sorted(KINDS)).flatmap(
 @pytest.mark.hypothesis
 def test_each_type_takes_its_right_values_and_spark_and_python_agree_on_what_fits(messages):
     given = [*((kind, text) for kind, text, _ in VALUES), *OTHERS]
-    cases = [*given, *drawn(fields, 1000)]
+    cases = [*given, *drawn(fields, 400)]
     # Beside those that are drawn, a number that a double does not hold, or a string that looks like one.
     beside = itertools.chain(["0"] * len(given), itertools.cycle(["0", "1.2345678901234567e-5", '"sha256:7e823"']))
     bodies = [
@@ -345,11 +345,6 @@ def after(**time):
     return PUBLISHED + dt.timedelta(**time)
 
 
-def parsed(schema):
-    """A setting that gives columns, and is planned in less time than a schema."""
-    return f"from_json(CAST(body AS STRING), '{schema}')"
-
-
 # Of each expression: body, what is wrong, time.
 TIMES = {
     "at": [
@@ -373,11 +368,8 @@ TIMES = {
 @pytest.mark.parametrize("time", TIMES)
 def test_the_time_of_an_event(run, time):
     bodies, *_ = zip(*TIMES[time], strict=True)
-    columns = (
-        {"schema": "at TIMESTAMP", "mismatch": "rescue"}
-        if time == "at"
-        else {"parse": parsed("ts BIGINT, text STRING")}
-    )
+    schema = {"schema": "at TIMESTAMP", "mismatch": "rescue"}
+    columns = schema if time == "at" else {"parse": parsed("ts BIGINT, text STRING")}
 
     found = run(*bodies, time=time, **columns)
 
@@ -426,10 +418,10 @@ def test_an_expression_that_can_not_be_computed_is_null(run):
     assert {name: row[name] for name in names} == dict.fromkeys(names)
 
 
-# Of a column, and of constants alone, which Spark computes beforehand.
-@pytest.mark.parametrize("expression", [RAISING[0], RAISING[-1]])
-def test_a_condition_that_can_not_be_computed_drops_the_event(run, expression):
-    assert run(LARGE, parse=parsed("ts BIGINT"), where=f"concat('', {expression}) <> 'x'") == []
+def test_a_condition_that_can_not_be_computed_drops_the_event(run):
+    # Of a column, and of constants alone, which Spark computes beforehand.
+    for expression in (RAISING[0], RAISING[-1]):
+        assert run(LARGE, parse=parsed("ts BIGINT"), where=f"concat('', {expression}) <> 'x'") == []
 
 
 def test_sql_may_parse_and_what_it_can_not_take_is_malformed(run):
@@ -455,23 +447,16 @@ def test_raw_events_are_never_wrong(run):
 
 REFUSALS = [
     ({"schema": "a inty"}, 'schema: [UNSUPPORTED_DATATYPE] Unsupported data type "INTY".'),
-    ({"schema": "a INT, A INT"}, "schema: A and a differ only by case"),
     ({"schema": "_time INT"}, "schema: _time is a column of the job's own"),
-    ({"schema": "`a b` INT"}, "schema: 'a b' can't be the name of a column"),
     ({"columns": {"nope": "$.a"}}, "columns: nope is no column of the schema"),
-    ({"columns": {"ms": "a"}}, "columns: ms: 'a' must begin with $"),
     ({"parse": "topic"}, "parse: gives STRING, and a STRUCT is due"),
-    ({"parse": "nope(body)"}, "parse: [UNRESOLVED_ROUTINE]"),
     ({"time": "ms"}, "time: gives INT, and a TIMESTAMP is due, such as timestamp_millis(ts)"),
-    ({"time": "nope"}, "time: [UNRESOLVED_COLUMN"),
     ({"where": "ms >"}, "where: [PARSE_SYNTAX_ERROR]"),
-    ({"where": "ms"}, "where: gives INT, and a condition is due"),
     ({"where": "max(ms) > 1"}, "where: aggregates rows"),
     ({"where": "ms IN (SELECT 1)"}, "where: has a query within"),
     ({"where": "rand() < 0.5"}, "gives something else when a batch runs again"),
     ({"select": ("explode(array(ms)) AS x",)}, "select: makes several rows"),
     ({"select": ("row_number() OVER (ORDER BY ms) AS x",)}, "select: needs other rows"),
-    ({"select": ("uuid() AS x",)}, "select: uuid() AS x gives something else"),
     ({"select": ("ms", "MS")}, "select: MS and ms differ only by case"),
     ({"select": ("ms + 1",)}, "select: '(ms + 1)' can't be the name"),
     ({"select": ("ms AS _body",)}, "select: _body is a column of the job's own"),

@@ -18,11 +18,11 @@ from gnsq.spark.pipeline.events import plan
 from gnsq.spark.pipeline.metrics import MetricBatches, aggregated, version_of
 from gnsq.spark.spool.segments import SCHEMA
 from tests.spark.pipeline.helpers import MESSAGES, delta_table, event, message, messages, valid_rows
-from tests.spark.pipeline.jobs import job, metric, table
+from tests.spark.pipeline.jobs import job, metric, parsed, table
 
 START = dt.datetime(2026, 1, 1, 10, tzinfo=dt.UTC)
 SECOND, MINUTE, HOUR = (dt.timedelta(seconds=seconds) for seconds in (1, 60, 3600))
-EVENTS = "user STRING, page STRING NOT NULL, time TIMESTAMP NOT NULL"
+EVENTS = "user STRING, page STRING, time TIMESTAMP"
 
 
 class Fed:
@@ -95,7 +95,7 @@ def settings_of(tmp_path):
     """Makes the settings of a job that counts pages."""
 
     def make(*, schema=EVENTS, deduplicate=0.0, **changes):
-        return job(tmp_path, table(schema=schema, time="time"), metric(**changes), deduplicate=deduplicate)
+        return job(tmp_path, table(parse=parsed(schema), time="time"), metric(**changes), deduplicate=deduplicate)
 
     return make
 

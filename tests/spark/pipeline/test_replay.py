@@ -177,7 +177,7 @@ def at(minute, page="/", user="u", second=0):
 
 
 def test_a_rebuild_counts_all_events_of_the_table_and_keeps_other_windows(site):
-    site.archive(at(0), at(0, "/cart"), at(1), b"not json", at(2), at(2))
+    site.put(at(0), at(0, "/cart"), at(1), at(2), at(2))
     # Delivered again.
     site.put(at(2), again=1)
     # The event of minute 1 was late.
@@ -186,6 +186,25 @@ def test_a_rebuild_counts_all_events_of_the_table_and_keeps_other_windows(site):
     site.rebuild()
 
     assert site.counts == [(0, "/", 1, 2), (0, "/cart", 1, 2), (1, "/", 1, 2), (2, "/", 3, 2), (9, "/", 1, 1)]
+
+
+def test_other_keys_and_aggregates_are_counted_from_the_begin_also_of_a_metric_that_never_ran(site):
+    site.put(at(0, user="a"), at(0, user="b"), at(1, user="b"))
+    site.rebuild()
+    assert site.counts == [(0, "/", 2, 2), (1, "/", 1, 2)]
+    # The job begins an epoch of its own.
+    site.count(at(1), at(1))
+    assert site.counts == [(0, "/", 2, 2), (1, "/", 2, 3)]
+    pages = site.pages
+    site.give(keys=("user",), aggregates=("count(*)", "approx_count_distinct(page) AS pages"))
+
+    settle_epoch(pages)
+    lines = site.rebuild()
+
+    assert lines[0].startswith("aggregates, keys changed since the job's last start")
+    rows = valid_rows(site.pages.location, ["user"])
+    found = sorted((row["_window_start"], row["user"], row["count"], row["pages"]) for row in rows)
+    assert found == [(START, "a", 1, 1), (START, "b", 1, 1), (START + MINUTE, "b", 1, 1)]
 
 
 def test_the_job_goes_on_after_a_rebuild_of_which_it_knows_nothing_and_with_windows_after_the_cut(site):
@@ -217,30 +236,6 @@ def test_a_window_that_has_not_ended_is_counted_until_the_job_counts_it(site):
     assert (count, epoch) == (1, 4)
 
 
-def test_a_metric_that_never_ran_is_counted_and_begins_an_epoch_of_its_own_then(site):
-    site.put(at(0), at(1))
-
-    site.rebuild()
-    assert site.counts == [(0, "/", 1, 2), (1, "/", 1, 2)]
-
-    site.count(at(1), at(1), at(2))
-    assert site.counts == [(0, "/", 1, 2), (1, "/", 2, 3), (2, "/", 1, 3)]
-
-
-def test_other_keys_and_aggregates_are_counted_from_the_begin(site):
-    site.put(at(0, user="a"), at(0, user="b"), at(0, user="b"))
-    site.count(at(0))
-    pages = site.pages
-    site.give(keys=("user",), aggregates=("count(*)", "approx_count_distinct(page) AS pages"))
-
-    settle_epoch(pages)
-    lines = site.rebuild()
-
-    assert lines[0].startswith("aggregates, keys changed since the job's last start")
-    rows = valid_rows(site.pages.location, ["user"])
-    assert sorted((row["user"], row["count"], row["pages"]) for row in rows) == [("a", 1, 1), ("b", 2, 1)]
-
-
 def test_a_rebuild_that_is_killed_leaves_the_counts_as_they_were_or_has_them_all(site, disk):
     site.put(at(0), at(0, "/cart"))
     site.count(at(0))
@@ -268,15 +263,19 @@ def test_columns_of_partitions_are_counted_and_with_deduplicate_an_event_that_ca
     assert [row[1:3] for row in site.counts] == [("/a b", 2), ("/ü%", 1)]
 
 
-def test_tables_on_an_object_store_are_read_without_spark_knowing_it(spark, s3, tmp_path):
+def test_tables_on_an_object_store_are_replayed_and_letters_that_stay_have_the_new_reason(spark, s3, tmp_path):
     site = Site(spark, tmp_path, s3.location("bucket/replay", "KEY:SECRET@"))
-    site.archive(at(0), event(START, page=None))
-    site.give(schema=SCHEMA.replace("page STRING NOT NULL", "page STRING"))
+    site.archive(at(0), event(START, page=None), event(START, page=None, user=None))
+    assert [reason for _, reason in site.dead] == ["page is missing or null"] * 2
+    site.give(
+        schema=SCHEMA.replace("page STRING NOT NULL", "page STRING").replace("user STRING", "user STRING NOT NULL")
+    )
 
     site.replay()
     site.rebuild()
 
     assert site.counts == [(0, "/", 1, 2), (0, None, 1, 2)]
+    assert [reason for _, reason in site.dead] == ["user is missing or null"]
 
 
 # --- replay-dead
@@ -322,25 +321,24 @@ def test_dead_letters_that_are_events_now_go_to_their_table(letters):
     assert (status.rows, status.maintained_at) == (1, None)
 
 
-def test_dead_letters_that_stay_have_the_reason_of_the_new_settings(site):
-    site.archive(event(START, user=None, page=None))
-    assert [reason for _, reason in site.dead] == ["page is missing or null"]
-    site.give(
-        schema=SCHEMA.replace("page STRING NOT NULL", "page STRING").replace("user STRING", "user STRING NOT NULL")
-    )
+def test_what_can_not_be_replayed_is_refused_and_without_dead_letters_nothing_is_done(spark, site, tmp_path):
+    site.put(at(0))
+    versions = delta_table(site.clicks.location).version()
+    assert "no dead letters" in site.replay().text
+    assert delta_table(site.clicks.location).version() == versions
 
-    site.replay()
+    for changes in ({"format": "raw"}, {"schema": SCHEMA, "sink": "module:function"}):
+        settings = job(tmp_path, table(**changes))
+        with pytest.raises(SettingError, match="can't be replayed"):
+            replay_dead(settings, "clicks", lambda: contextlib.nullcontext(spark))
 
-    assert [reason for _, reason in site.dead] == ["user is missing or null"]
 
-
-@pytest.mark.parametrize("is_merged", [False, True], ids=["", "merged since"])
-def test_a_replay_that_is_killed_between_its_commits_is_finished_by_the_next_one(letters, is_merged):
+def test_a_replay_that_is_killed_between_its_commits_is_finished_by_the_next_one(letters):
     with pytest.raises(Killed):
         letters.replay(Lines(killed_after="are events now"))
-    if is_merged:
-        for location in (letters.clicks.location, letters.clicks.dead_location):
-            maintain_table(location, retention=None, quiet=-60)
+    # Both tables are merged meanwhile.
+    for location in (letters.clicks.location, letters.clicks.dead_location):
+        maintain_table(location, retention=None, quiet=-60)
     letters.replay()
 
     assert letters.events == [("a", 0), ("b", 1), ("c", 2)]
@@ -367,19 +365,3 @@ def test_two_replays_at_once_add_an_event_once(letters):
 
     assert letters.events == [("a", 0), ("b", 1), ("c", 2)]
     assert [body for body, _ in letters.dead] == [b"not json"]
-
-
-def test_without_dead_letters_nothing_is_done(site):
-    site.archive(at(0))
-    versions = delta_table(site.clicks.location).version()
-
-    assert "no dead letters" in site.replay().text
-    assert delta_table(site.clicks.location).version() == versions
-
-
-@pytest.mark.parametrize("changes", [{"format": "raw"}, {"schema": SCHEMA, "sink": "module:function"}], ids=str)
-def test_what_can_not_be_replayed_is_refused(spark, tmp_path, changes):
-    settings = job(tmp_path, table(**changes))
-
-    with pytest.raises(SettingError, match="can't be replayed"):
-        replay_dead(settings, "clicks", lambda: contextlib.nullcontext(spark))

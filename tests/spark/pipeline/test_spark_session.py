@@ -32,27 +32,15 @@ UI, PARTITIONS, ADAPTIVE = "spark.ui.enabled", "spark.sql.shuffle.partitions", "
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 
 
-@pytest.mark.parametrize(
-    ("master", "cores"),
-    [
-        pytest.param("local", "1", id="one"),
-        pytest.param("local[3]", "3", id="three"),
-        pytest.param("local[3,2]", "3", id="failures"),
-        pytest.param("local[*]", str(os.cpu_count()), id="all"),
-    ],
-)
-def test_local_master_has_the_settings_of_a_single_machine(master, cores):
-    settings = session_settings(master)
+def test_local_master_has_the_settings_of_a_single_machine_and_a_cluster_keeps_its_own():
+    for master, cores in {"local": 1, "local[3]": 3, "local[3,2]": 3, "local[*]": os.cpu_count()}.items():
+        settings = session_settings(master)
+        assert (settings[UI], settings[ADAPTIVE], settings[PARTITIONS]) == ("false", "false", str(cores))
 
-    assert (settings[UI], settings[ADAPTIVE], settings[PARTITIONS]) == ("false", "false", cores)
-
-
-@pytest.mark.parametrize("master", ["spark://h:7077", "yarn", "k8s://https://h:6443", "local-cluster[2,1,1024]", ""])
-def test_cluster_keeps_its_settings(master):
-    settings = session_settings(master)
-
-    assert not {UI, ADAPTIVE, PARTITIONS, "spark.ui.showConsoleProgress"} & set(settings)
-    assert settings["spark.sql.session.timeZone"] == "UTC"
+    for master in ("spark://h:7077", "yarn", "k8s://https://h:6443", "local-cluster[2,1,1024]", ""):
+        settings = session_settings(master)
+        assert not {UI, ADAPTIVE, PARTITIONS, "spark.ui.showConsoleProgress"} & set(settings)
+        assert settings["spark.sql.session.timeZone"] == "UTC"
 
 
 class Query:
@@ -162,7 +150,7 @@ def test_value_of_a_setting_that_spark_refuses_is_told(spark):
     with pytest.raises(JobFailed, match=words), open_session("x", settings={PARTITIONS: "many"}):
         pytest.fail("started")
 
-    assert spark.conf.get(PARTITIONS) == "2"
+    assert spark.conf.get(PARTITIONS) == "1"
 
 
 @pytest.mark.spark
@@ -177,18 +165,10 @@ def test_exception_of_java_is_told_in_one_line(spark, monkeypatch):
 
 
 @pytest.mark.spark
-def test_expression_that_can_not_be_computed_is_null(spark):
-    assert spark.sql("SELECT CAST('x' AS INT) AS a, 1 / 0 AS b, array(1)[5] AS c").first() == (None, None, None)
-
-
-@pytest.mark.spark
-def test_queries_share_the_cores(spark):
+def test_queries_share_the_cores_and_an_expression_that_can_not_be_computed_is_null(spark):
     assert spark.sparkContext.getConf().get("spark.scheduler.mode") == "FAIR"
-
-
-@pytest.mark.spark
-def test_java_is_asked_once_for_what_each_expression_needs(spark):
+    assert spark.sql("SELECT CAST('x' AS INT) AS a, 1 / 0 AS b, array(1)[5] AS c").first() == (None, None, None)
+    # Java is asked once for what each expression needs.
     functions = spark._jvm.functions
-
     assert spark._jvm.functions is functions
     assert functions.lit is functions.lit
