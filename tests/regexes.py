@@ -83,7 +83,10 @@ def _found() -> tuple[list[Regex], list[str]]:
             except NameError:
                 unknown.append(place)
                 continue
-            if isinstance(pattern, str | bytes):
+            if isinstance(pattern, str) and pattern.startswith(r"\G"):
+                # Python has no \G: Java finds the next match only where the one before has ended.
+                found.append(Regex(place, pattern[2:], 0, frozenset({"match"})))
+            elif isinstance(pattern, str | bytes):
                 uses = _uses(tree, node) if function == "compile" else {function}
                 found.append(Regex(place, pattern, sum(numbers), frozenset(uses)))
     return found, unknown

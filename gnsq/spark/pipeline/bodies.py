@@ -5,8 +5,10 @@ JSON values are right for each type, and a test compares the two. There are two 
 
     quick   from_json, with types that it does not bend, and conversions of what it gave. Conditions say whether all
             that was read of a row is right.
-    exact   as a variant, which tells a number from a string. It says which columns are misfits. It costs more, so it
-            reads only the rows for which a condition of the quick way does not hold: few, unless bodies are wrong.
+    exact   as a variant, which tells a number from a string. It says which columns are misfits. A variant has a number
+            with an exponent, or with more than 38 digits, as a double: such a number is made a string before, with a
+            mark. It costs more, so it reads only the rows for which a condition of the quick way does not hold: few,
+            unless bodies are wrong.
 
 Both are Spark's expressions only, so a batch that runs again gives the same rows.
 """
@@ -24,11 +26,11 @@ from gnsq.spark.pipeline.types import (
     BASE64,
     DATE,
     LONE_SURROGATE,
-    LONG_NUMBER,
     MAX_DEPTH,
+    MAX_NUMBER,
     NUMBER,
     PAIR_OR_ESCAPE,
-    QUOTED,
+    PARTS,
     TIMESTAMP,
     ZONE,
     EventColumn,
@@ -50,8 +52,18 @@ _ELEMENT = object()
 _UNUSUAL_NUMBER = r"[\[:,\s]-?(?:(?=[0-9.]{17})[0-9]+\.|[0-9.]+[eE]|[0-9]{39})"
 # Of STRINGs, each after \x01: an object, an array, or a number that Spark may write as the nearest double.
 _WRITTEN = r'\x01(?:[\[{"]|-?[0-9]+\.|-?[0-9]{39})'
-# JSON as Spark writes it, without fractions and numbers that were infinite, which it writes as "Infinity".
-_WHOLE = r'^(?:[^".EI]|"(?:(?!Infinity)(?:[^"\\]|\\.))*+")*+$'
+# What is before a number that a variant would have as a double, and that number. It is one of JSON's grammar, within
+# Jackson's limit, and no key: what is no JSON must not become JSON.
+_TO_MARK = (
+    rf"(?=[0-9.]{{39}}|[0-9.]++[eE])(?=[0-9.eE+-]{{1,{MAX_NUMBER}}}(?![0-9.eE+-]))"
+    r"(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+(?![0-9.eE+-]|\s*+:)"
+)
+_TO_MARKED = (
+    r'\G((?:[^"0-9-]|"(?:[^"\\]|\\.)*+"|'
+    rf"(?!-?{_TO_MARK})-?[0-9][0-9.eE+-]*+|-(?![0-9]))*+)(-?{_TO_MARK})"
+)
+# No body has it by chance.
+_MARK = "\ue000number c5a86f5e9d1b4d0fa4c6 "
 _USUAL_TIMESTAMP = DATE + r"[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?"
 _USUAL_ZONE = r"(?:Z|[+-][0-9]{2}:[0-9]{2})"
 
@@ -68,9 +80,7 @@ def parse_bodies(messages: DataFrame, columns: Sequence[EventColumn], *, takes_m
     """
     beside, indexes = messages.columns, range(len(columns))
     text = F.col("_body").cast("string")
-    # Spark's parser stops after the first value, unless that is in an array. No body has the end of that array, and
-    # another null before it.
-    array = F.concat(F.lit("["), text, F.lit("\n,null]"))
+    array = _in_array(text)
     is_text = F.is_valid_utf8(text) & ~_has_lone_surrogate(text)
 
     # Quick.
@@ -92,8 +102,9 @@ def parse_bodies(messages: DataFrame, columns: Sequence[EventColumn], *, takes_m
     rows = read.select("*", *quick).select(*beside, *(f"quick_{i}" for i in indexes), is_right)
 
     # Exact.
-    variants = F.from_json(array, T.ArrayType(T.VariantType()), _JSON)
-    exact = _let(variants, lambda found: _exact_body(columns, found, text))
+    marked = F.regexp_replace(text, _TO_MARKED, f'$1"{_MARK}$2"')
+    variants = F.from_json(_in_array(marked), T.ArrayType(T.VariantType()), _JSON)
+    exact = _let(variants, lambda found: _exact_body(columns, found))
     rows = rows.select("*", F.when(~F.col("is_right") & is_text, exact).alias("exact"))
 
     values = [
@@ -109,6 +120,12 @@ def parse_bodies(messages: DataFrame, columns: Sequence[EventColumn], *, takes_m
     missing = [each for i in indexes for each in _missing(columns[i].type, F.col(f"value_{i}"), columns[i].is_required)]
     wrong = wrong.when(any_of(missing), F.lit(Wrong.MISSING.value)).cast("tinyint").alias("_wrong")
     return rows.select(*(F.col(f"value_{i}").alias(columns[i].name) for i in indexes), *beside, wrong, "_misfits")
+
+
+def _in_array(text: Column) -> Column:
+    # Spark's parser stops after the first value, unless that is in an array. No body has the end of that array, and
+    # another null before it.
+    return F.concat(F.lit("["), text, F.lit("\n,null]"))
 
 
 def has_misfit() -> Column:
@@ -185,9 +202,7 @@ def _scalar(kind: T.DataType) -> tuple[T.DataType, Callable[[Column], Column] | 
             )
         # 4. BINARY: lost bits of base64 would be dropped.
         case T.BinaryType():
-            return T.VariantType(), lambda raw: _let(raw, lambda node: _exact(kind, node, F.lit(True))).getField(
-                "value"
-            )
+            return T.VariantType(), lambda raw: _let(raw, lambda node: _exact(kind, node)).getField("value")
     # 5. Others: of a misfit from_json gives no row at all, or _conditions() finds it: STRING, FLOAT, DOUBLE.
     return kind, None
 
@@ -306,7 +321,7 @@ def _is_converted(leaf: _Leaf) -> Column:
 # --- the exact way
 
 
-def _exact_body(columns: Sequence[EventColumn], variants: Column, text: Column) -> Column:
+def _exact_body(columns: Sequence[EventColumn], variants: Column) -> Column:
     """Return a struct with value_0, value_1, ... and misfits, an array that says which columns are misfits.
 
     Args:
@@ -314,21 +329,19 @@ def _exact_body(columns: Sequence[EventColumn], variants: Column, text: Column) 
     """
     root, end = F.get(variants, F.lit(0)), F.get(variants, F.lit(1))
     is_object = (F.size(variants) == 2) & F.is_variant_null(end) & _kind(root).startswith("OBJECT<")
-    long = F.regexp_replace(text, QUOTED, "").rlike(LONG_NUMBER)
 
     def chosen(found: Sequence[Column]) -> Column:
         values = [each.getField("value").alias(f"value_{index}") for index, each in enumerate(found)]
         return F.struct(*values, F.array(*(each.getField("misfit") for each in found)).alias("misfits"))
 
-    def exact(given: Column) -> Column:
-        variants = [_variant_at(given.getField("root"), each.path) for each in columns]
-        return _exact_all([each.type for each in columns], variants, given.getField("long"), chosen)
+    def exact(root: Column) -> Column:
+        return _exact_all([each.type for each in columns], [_variant_at(root, each.path) for each in columns], chosen)
 
-    return F.when(is_object, _let(F.struct(root.alias("root"), long.alias("long")), exact))
+    return F.when(is_object, _let(root, exact))
 
 
 def _exact_all(
-    kinds: Sequence[T.DataType], variants: Sequence[Column], long: Column, chosen: Callable[[list[Column]], Column]
+    kinds: Sequence[T.DataType], variants: Sequence[Column], chosen: Callable[[list[Column]], Column]
 ) -> Column:
     """Apply chosen() to the results of _exact(). Those of a type are computed by one expression, since Spark plans all
     expressions anew for each batch."""
@@ -340,18 +353,17 @@ def _exact_all(
         return F.get(found.getField(str(group)), F.lit(groups[group].index(index)))
 
     def exact(kind: T.DataType, group: Sequence[int]) -> Column:
-        return F.transform(F.array(*(variants[index] for index in group)), lambda node: _exact(kind, node, long))
+        return F.transform(F.array(*(variants[index] for index in group)), lambda node: _exact(kind, node))
 
     arrays = [exact(kind, group).alias(str(i)) for i, (kind, group) in enumerate(zip(types, groups, strict=True))]
     return _let(F.struct(*arrays), lambda found: chosen([result(found, index) for index in range(len(kinds))]))
 
 
-def _exact(kind: T.DataType, node: Column, long: Column) -> Column:
+def _exact(kind: T.DataType, node: Column) -> Column:
     """Return a struct of a variant's value, with null for a misfit, and misfit: whether there is one.
 
     Args:
         node: The variant: a variable of a lambda, since it is used several times.
-        long: Whether the body has a number that a double does not hold.
     """
     is_there = node.isNotNull() & ~F.is_variant_null(node)
 
@@ -371,13 +383,13 @@ def _exact(kind: T.DataType, node: Column, long: Column) -> Column:
     match kind:
         case T.ArrayType():
             items = F.transform(
-                F.try_variant_get(node, "$", "array<variant>"), lambda each: _exact(kind.elementType, each, long)
+                F.try_variant_get(node, "$", "array<variant>"), lambda each: _exact(kind.elementType, each)
             )
             return _let(items, lambda found: result(found.getField("value"), found.getField("misfit")))
         case T.MapType():
             entries = F.transform_values(
                 F.try_variant_get(node, "$", "map<string,variant>"),
-                lambda _, each: _exact(kind.valueType, each, long),
+                lambda _, each: _exact(kind.valueType, each),
             )
             return _let(
                 entries,
@@ -388,21 +400,19 @@ def _exact(kind: T.DataType, node: Column, long: Column) -> Column:
             )
         case T.StructType():
             variants = [_variant_at(node, [each.name]) for each in kind.fields]
-            return _exact_all([each.dataType for each in kind.fields], variants, long, struct)
-    told = F.struct(
-        F.try_variant_get(node, "$", "string").alias("text"),
-        F.try_variant_get(node, "$", "double").alias("double"),
-        _kind(node).alias("kind"),
-    )
-    return _let(_let(told, lambda node: _exact_scalar(kind, node, long)), lambda value: result(value))
+            return _exact_all([each.dataType for each in kind.fields], variants, struct)
+    told = F.struct(F.try_variant_get(node, "$", "string").alias("text"), _kind(node).alias("kind"))
+    return _let(_let(told, lambda node: _exact_scalar(kind, node)), lambda value: result(value))
 
 
-def _exact_scalar(kind: T.DataType, node: Column, long: Column) -> Column:
+def _exact_scalar(kind: T.DataType, node: Column) -> Column:
     text, name = node.getField("text"), node.getField("kind")
     is_string = name == "STRING"
+    is_marked, number = is_string & text.startswith(_MARK), F.substring(text, len(_MARK) + 1, MAX_NUMBER + 1)
     match kind:
         case T.StringType():
-            return F.when(name.rlike("^(?:STRING|DECIMAL)") | ~long | text.rlike(_WHOLE), text)
+            written = F.regexp_replace(text, f'"{_MARK}([^"]*)"', "$1")
+            return F.when(is_marked, number).when(is_string, text).otherwise(written)
         case T.BooleanType():
             return F.when(name == "BOOLEAN", text == "true")
         case T.BinaryType():
@@ -416,14 +426,10 @@ def _exact_scalar(kind: T.DataType, node: Column, long: Column) -> Column:
             usual = F.regexp_replace(usual, r"([+-][0-9]{2})([0-9]{2})$", "$1:$2")
             usual = F.regexp_replace(usual, r"([+-][0-9]{2})$", "$1:00")
             return F.when(is_string, _moment(text, kind, usual, TIMESTAMP, ZONE))
-    is_double = name == "DOUBLE"
-    is_number = is_double | name.rlike("^(?:BIGINT|DECIMAL)")
+    number = F.when(is_marked, number).when(name.rlike("^(?:BIGINT|DECIMAL)"), text)
     if isinstance(kind, T.FloatType | T.DoubleType):
-        nearest = text.cast(kind)
-        return F.when(is_number & (F.abs(nearest) < float("inf")), nearest)
-    # A double has at most 15 digits here. Java before 19 writes some of them with more.
-    digits = F.format_string("%.14e", node.getField("double"))
-    number = F.when(is_double & ~long, digits).when(is_number & ~is_double, text)
+        nearest = number.cast("double").cast(kind)
+        return F.when(F.abs(nearest) < float("inf"), nearest)
     if isinstance(kind, T.DecimalType):
         number = number.when(is_string & text.rlike(f"^{NUMBER}$"), text)
         return _let(number, lambda number: _decimal(number, kind))
@@ -431,10 +437,15 @@ def _exact_scalar(kind: T.DataType, node: Column, long: Column) -> Column:
 
 
 def _decimal(number: Column, kind: T.DecimalType) -> Column:
-    value = number.cast(kind)
-    # Of at most 15 digits: if two such decimals differ, so do their doubles.
-    is_same = number.contains("e") & (value.cast("double") == number.cast("double"))
-    return F.coalesce(_plain_decimal(number, kind), F.when(is_same, value))
+    """Read a number as it was written; null if it has more places than the type, or an exponent of five digits."""
+    whole, fraction, exponent = (F.regexp_extract(number, f"^{PARTS}$", index) for index in (1, 2, 3))
+    digits = F.concat(whole, fraction)
+    significant = F.rtrim(digits, F.lit("0"))
+    zeros = F.length(digits) - F.length(significant)
+    places = F.length(fraction) - zeros - F.coalesce(exponent.try_cast("int"), F.lit(0))
+    is_zero = (significant == "") & (digits != "")
+    # Of 0e400, Spark's cast gives null.
+    return F.when(is_zero, F.lit(0).cast(kind)).when((digits != "") & (places <= kind.scale), number.try_cast(kind))
 
 
 def _plain_decimal(number: Column, kind: T.DecimalType) -> Column:

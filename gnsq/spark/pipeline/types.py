@@ -23,7 +23,7 @@ __all__ = [
     *("EventColumn", "Shape", "Step", "Wrong"),
     *("explain", "rescued"),
     *("check_type", "json_path", "type_text"),
-    *("BASE64", "DATE", "LONE_SURROGATE", "LONG_NUMBER", "MAX_DEPTH", "NUMBER", "PAIR_OR_ESCAPE", "QUOTED"),
+    *("BASE64", "DATE", "LONE_SURROGATE", "MAX_DEPTH", "MAX_NUMBER", "NUMBER", "PAIR_OR_ESCAPE", "PARTS"),
     *("SCALARS", "TIMESTAMP", "ZONE"),
 ]
 
@@ -40,16 +40,13 @@ TIMESTAMP = DATE + r"[Tt ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?"
 ZONE = r"(?:[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)"
 # A number in a string.
 NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
+# Digits before the point of a number, after it, and its exponent: DECIMAL and integers take none of five digits.
+PARTS = r"-?([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]{1,4}))?"
 # Base64 whose last character has no bits that are lost.
 BASE64 = r"[A-Za-z0-9+/]*(?:[A-Za-z0-9+/]|[AEIMQUYcgkosw048]=|[AQgw]==)?"
 # Escapes that can't be lone surrogates; what is one when these are removed.
 PAIR_OR_ESCAPE = r"\\(?:[^u]|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
 LONE_SURROGATE = r"\\u[dD][89a-fA-F]"
-# A string; one that has no end goes on to the end.
-QUOTED = r'"(?:[^"\\]|\\.)*+"?'
-# A number, outside of strings, that Spark reads as DOUBLE, and that a double may not hold: it has an exponent and more
-# than 15 digits, or more than 38 digits, or an exponent of three.
-LONG_NUMBER = r"[\[:,\s]-?(?:[0-9.]{16,}[eE]|[0-9.]+[eE][+-]?[0-9]{3}|[0-9.]{39})"
 
 Step = str | int
 _STEP = re.compile(
@@ -142,8 +139,7 @@ def explain(body: bytes, wrong: int, shape: Shape) -> str:
 
 def rescued(body: bytes, shape: Shape) -> str | None:
     """Return the values that do not fit, as a JSON object of path -> value; None if there are none."""
-    event, long = _decode(body), _has_long_number(body)
-    found = {_path_text(each.path): each.value for each in _problems(event, shape, long) if each.kind is not None}
+    found = {_path_text(each.path): each.value for each in _problems(_decode(body), shape) if each.kind is not None}
     return _dump(found) if found else None
 
 
@@ -199,15 +195,10 @@ def _explain_body(body: bytes) -> str:
 
 
 def _explain_fields(body: bytes, shape: Shape, wrong: int) -> str:
-    event, long = _decode(body), _has_long_number(body)
-    for each in _problems(event, shape, long):
+    for each in _problems(_decode(body), shape):
         path = _path_text(each.path)
         if each.kind is not None and (wrong == Wrong.TYPE or each.is_required):
-            # Of other values, a STRING takes all.
-            is_number = isinstance(each.value, _Number) or isinstance(each.kind, T.StringType)
-            inexact = long and is_number and not isinstance(each.kind, T.FloatType | T.DoubleType)
-            reason = ", or can't be read exactly" if inexact else ""
-            return f"{path} {_shown(each.value)} is not {type_text(each.kind)}{reason}"
+            return f"{path} {_shown(each.value)} is not {type_text(each.kind)}"
         if each.kind is None and wrong == Wrong.MISSING:
             return f"{path} is missing or null"
     return "a value does not fit the schema"
@@ -257,12 +248,12 @@ class _Problem:
     is_required: bool = True
 
 
-def _problems(event: dict[str, Any], shape: Shape, long: bool) -> Iterator[_Problem]:  # Any: JSON
+def _problems(event: dict[str, Any], shape: Shape) -> Iterator[_Problem]:  # Any: JSON
     for column in shape.columns:
         value = event
         for step in column.path:
             value = _child(value, step)
-        yield from _misfits(value, column.type, column.path, long, is_required=column.is_required)
+        yield from _misfits(value, column.type, column.path, is_required=column.is_required)
 
 
 def _child(value: Any, step: Step) -> Any:  # Any: JSON
@@ -275,7 +266,6 @@ def _misfits(
     value: Any,  # JSON
     kind: T.DataType,
     path: tuple[Step, ...],
-    long: bool,
     *,
     is_required: bool,
 ) -> Iterator[_Problem]:
@@ -285,31 +275,23 @@ def _misfits(
     elif isinstance(kind, T.StructType) and isinstance(value, dict):
         for field in kind.fields:
             inner = value.get(field.name)
-            yield from _misfits(inner, field.dataType, (*path, field.name), long, is_required=not field.nullable)
+            yield from _misfits(inner, field.dataType, (*path, field.name), is_required=not field.nullable)
     elif isinstance(kind, T.MapType) and isinstance(value, dict):
         for key, inner in value.items():
-            yield from _misfits(inner, kind.valueType, (*path, key), long, is_required=False)
+            yield from _misfits(inner, kind.valueType, (*path, key), is_required=False)
     elif isinstance(kind, T.ArrayType) and isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _misfits(inner, kind.elementType, (*path, index), long, is_required=False)
-    elif not _fits(value, kind, long):
+            yield from _misfits(inner, kind.elementType, (*path, index), is_required=False)
+    elif not _fits(value, kind):
         yield _Problem(path, value, kind, is_required)
 
 
-def _has_long_number(body: bytes) -> bool:
-    return re.search(LONG_NUMBER, re.sub(QUOTED, "", body.decode())) is not None
-
-
-def _fits(value: Any, kind: T.DataType, long: bool) -> bool:  # Any: JSON that is not null
-    """Say whether a scalar type takes a value.
-
-    Args:
-        long: The body has a number that a double does not hold.
-    """
+def _fits(value: Any, kind: T.DataType) -> bool:  # Any: JSON that is not null
+    """Say whether a scalar type takes a value."""
     is_text = type(value) is str
     match kind:
         case T.StringType():
-            return not long or _is_exact(value)
+            return True
         case T.BooleanType():
             return isinstance(value, bool)
         case T.BinaryType():
@@ -323,39 +305,16 @@ def _fits(value: Any, kind: T.DataType, long: bool) -> bool:  # Any: JSON that i
         case T.DecimalType():
             if is_text and re.fullmatch(NUMBER, value) is None:
                 return False
-            return isinstance(value, str) and _fits_decimal(value, kind.precision, kind.scale, long)
+            return isinstance(value, str) and _fits_decimal(value, kind.precision, kind.scale)
     if not isinstance(value, _Number) or not isinstance(kind, T.NumericType):
         return False
     if bits := _INTEGERS.get(type(kind)):
-        return _fits_decimal(value, 19, 0, long) and -(2**bits) <= Decimal(value) < 2**bits
+        return _fits_decimal(value, 19, 0) and -(2**bits) <= Decimal(value) < 2**bits
     return _is_finite(value, kind)
 
 
-def _is_exact(value: Any) -> bool:  # Any: JSON
-    """Say whether Spark surely writes a value as it came. Within arrays and objects it does not tell DOUBLE apart."""
-    if isinstance(value, _Number):
-        return _is_decimal(value)
-    # Spark writes 1e400 as "Infinity".
-    nodes, is_exact = [value], type(value) is str or "Infinity" not in _dump(value)
-    while nodes and is_exact:
-        match nodes.pop():
-            case _Number() as number:
-                is_exact = _is_decimal(number) and _fits_decimal(number, 38, 0, True)
-            case dict(node):
-                nodes += node.values()
-            case list(node):
-                nodes += node
-    return is_exact
-
-
-def _is_decimal(text: str) -> bool:
-    """Say whether Spark's variants have a number as DECIMAL; they have others as DOUBLE."""
-    _, digits, exponent = Decimal(text).as_tuple()
-    return "e" not in text.lower() and len(digits) <= 38 and -int(exponent) <= 38
-
-
-def _fits_decimal(text: str, precision: int, scale: int, long: bool) -> bool:
-    if long and isinstance(text, _Number) and not _is_decimal(text):
+def _fits_decimal(text: str, precision: int, scale: int) -> bool:
+    if re.fullmatch(PARTS, text) is None:
         return False
     # Unscaled, it is a whole number of so many digits.
     unscaled = Decimal(text).scaleb(scale, _EXACT)
