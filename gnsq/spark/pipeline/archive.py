@@ -48,7 +48,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from gnsq.spark.pipeline.delta import BatchIdentity, Table
 from gnsq.spark.pipeline.events import Events
-from gnsq.spark.pipeline.parquet import DataFile, TableTarget, collect_files, write
+from gnsq.spark.pipeline.expressions import quoted
+from gnsq.spark.pipeline.parquet import DataFile, TableTarget, collect_files, map_in_arrow, write
 from gnsq.spark.pipeline.settings import Query
 from gnsq.spark.pipeline.tables import SettingError, TableSettings
 from gnsq.spark.pipeline.types import Shape, explain, rescued
@@ -161,7 +162,7 @@ class ArchiveBatches:
         try:
             good = rows.where(F.col("_wrong").isNull())
             finish = functools.partial(_finish_all, task)
-            self._sink(good.mapInArrow(finish, from_arrow_schema(self._schema)), batch.number)
+            self._sink(map_in_arrow(good, finish, from_arrow_schema(self._schema)), batch.number)
             if self._dead is None:
                 return []
             return collect_files(rows.where(F.col("_wrong").isNotNull()), functools.partial(write_rows, task))
@@ -176,7 +177,7 @@ class ArchiveBatches:
 
 def _partition_keys(partition_by: tuple[str, ...]) -> list[Column]:
     """Build the values by which the rows of a table are divided."""
-    return [F.date_trunc(_UNITS[name], "_time") if name in _UNITS else F.col(f"`{name}`") for name in partition_by]
+    return [F.date_trunc(_UNITS[name], "_time") if name in _UNITS else F.col(quoted(name)) for name in partition_by]
 
 
 # --- in tasks

@@ -11,13 +11,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from gnsq.spark.errors import root_cause
 from gnsq.spark.pipeline.bodies import any_of, has_misfit, in_years, nullable, parse_bodies
-from gnsq.spark.pipeline.expressions import class_of, computed, elements, java_class, nodes, parsed
+from gnsq.spark.pipeline.expressions import (
+    class_of,
+    computed,
+    elements,
+    in_backticks,
+    java_class,
+    nodes,
+    parsed,
+    quoted,
+)
 from gnsq.spark.pipeline.tables import SettingError, TableSettings
 from gnsq.spark.pipeline.types import EventColumn, Shape, Step, Wrong, check_type, json_path, type_text
 
@@ -143,7 +152,8 @@ class _Plan:
             result = frame.select(*map(F.expr, columns))
             _check_rows(result, frame)
         except (PySparkException, ValueError) as error:
-            raise self._error(setting, _one_line(error)) from error
+            hint = in_backticks(" ".join(columns), frame.columns)
+            raise self._error(setting, _one_line(error) + hint) from error
         return result
 
     # Parse
@@ -228,7 +238,7 @@ class _Plan:
         ours = [*OWN, *_BESIDE[len(OWN) - 1 :], *_STATES]
         theirs = [name for name in events.columns if name not in (*ours, "_given_time")]
         return events.alias(_EVENT).select(
-            *(F.col(f"{_EVENT}.{_quoted(name)}") for name in theirs),
+            *(F.col(f"{_EVENT}.{quoted(name)}") for name in theirs),
             # An alias has no qualifier.
             *(F.col(name).alias(name) for name in ours),
         )
@@ -245,7 +255,7 @@ class _Plan:
     def _selected(self, events: DataFrame, shape: Shape) -> Events:
         # Raw bodies have no columns for * to be.
         default = () if self._table.format == "raw" else ("*",)
-        items = [self._item(events.sparkSession, text.strip()) for text in self._table.select or default]
+        items = [self._item(events, text.strip()) for text in self._table.select or default]
         columns = self._with(events, "select", *items).schema if items else T.StructType()
         try:
             if items:
@@ -261,11 +271,11 @@ class _Plan:
         ]
         return Events(events.select(*chosen, *others), nullable(columns), shape)
 
-    def _item(self, spark: SparkSession, text: str) -> str:
+    def _item(self, events: DataFrame, text: str) -> str:
         try:
-            root = parsed(spark, text)
+            root = parsed(events.sparkSession, text)
         except PySparkException as error:
-            raise self._error("select", _one_line(error)) from error
+            raise self._error("select", _one_line(error) + in_backticks(text, events.columns)) from error
         if text.startswith("*"):
             return f"{_EVENT}.{text}"
         if any("UnresolvedStar" in class_of(each) for each in nodes(root)):
@@ -300,10 +310,6 @@ def _check_names(names: Sequence[str]) -> None:
         other = seen.setdefault(name.lower(), name)
         if seen[name.lower()] is not name:
             raise ValueError(f"{name} and {other} differ only by case or not at all, and Spark can't tell them apart")
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _one_line(error: Exception) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from py4j.java_gateway import JavaClass  # type: ignore[import-untyped]  # py4j has no types
@@ -10,9 +11,31 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 __all__ = [
-    *("class_of", "column_of", "computed", "computed_node", "elements", "java_class", "nodes", "parsed", "sequence"),
-    "with_children",
+    *(
+        "class_of",
+        "column_of",
+        "computed",
+        "computed_node",
+        "elements",
+        "in_backticks",
+        "java_class",
+        "nodes",
+        "parsed",
+    ),
+    *("quoted", "sequence", "with_children"),
 ]
+
+
+def quoted(name: str) -> str:
+    """Write the name of a column as SQL needs it, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def in_backticks(sql: str, names: Iterable[str]) -> str:
+    """Say which of these columns an expression names as SQL can't read them; empty if it does not."""
+    found = [quoted(name) for name in names if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) is None and name in sql]
+    missing = [name for name in found if name not in sql]
+    return f"; write the name of a column with other characters than a-z, 0-9 and _ as {missing[0]}" if missing else ""
 
 
 def computed(sql: str) -> Column:

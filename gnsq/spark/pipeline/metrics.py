@@ -30,6 +30,7 @@ from gnsq.spark.pipeline.expressions import (
     java_class,
     nodes,
     parsed,
+    quoted,
     sequence,
     with_children,
 )
@@ -70,7 +71,7 @@ def aggregated(
     found = events.groupBy(window.alias("_window"), *keys).agg(*aggregates.calls)
     start, end = F.col("_window.start").alias("_window_start"), F.col("_window.end").alias("_window_end")
     names = found.columns[1 : len(keys) + 1]
-    return found.select(start, end, *(F.col(f"`{name}`") for name in names), *aggregates.results)
+    return found.select(start, end, *(F.col(quoted(name)) for name in names), *aggregates.results)
 
 
 def _interval(seconds: float) -> str:

@@ -236,6 +236,18 @@ class DataFile:
 _DESCRIPTION = "table string, path string, size bigint, rows bigint, partition array<string>, stats string"
 
 
+def map_in_arrow(
+    rows: DataFrame, function: Callable[[Iterator[Any]], Iterator[Any]], schema: Any
+) -> DataFrame:  # Any: pyarrow has no types
+    """Call mapInArrow() for columns of any names: PySpark would look for the part b of a column a, by the name a.b."""
+    names = rows.columns
+
+    def call(batches: Iterator[Any]) -> Iterator[Any]:
+        return function(pa.RecordBatch.from_arrays(each.columns, names=names) for each in batches)
+
+    return rows.toDF(*map(str, range(len(names)))).mapInArrow(call, schema)
+
+
 def collect_files(rows: DataFrame, write_task: Callable[[Iterator[Any]], Iterator[DataFile]]) -> list[DataFile]:
     """Call a function with the record batches of each task of a DataFrame; return the descriptions of all files."""
     kinds = {"string": pa.string(), "bigint": pa.int64(), "array<string>": pa.list_(pa.string())}
@@ -245,7 +257,7 @@ def collect_files(rows: DataFrame, write_task: Callable[[Iterator[Any]], Iterato
         for file in write_task(batches):
             yield pa.RecordBatch.from_pylist([dataclasses.asdict(file)], schema=schema)
 
-    found = rows.mapInArrow(describe, _DESCRIPTION).collect()
+    found = map_in_arrow(rows, describe, _DESCRIPTION).collect()
     return [DataFile(**{**row.asDict(), "partition": tuple(row.partition)}) for row in found]
 
 

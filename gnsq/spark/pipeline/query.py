@@ -35,6 +35,7 @@ from gnsq.spark.pipeline.checkpoint import (
 from gnsq.spark.pipeline.delta import Table
 from gnsq.spark.pipeline.durable import mend_checkpoint
 from gnsq.spark.pipeline.events import check_streaming, deduplicated, plan
+from gnsq.spark.pipeline.expressions import in_backticks
 from gnsq.spark.pipeline.metrics import MetricBatches, aggregated
 from gnsq.spark.pipeline.settings import Query
 from gnsq.spark.pipeline.status import OBSERVED, Status, depth_of
@@ -133,7 +134,8 @@ class JobQuery:
             right = rows.where(is_right).drop("_wrong", "_misfit", "_body")
             counts = aggregated(right, query.metric, deduplicate=query.deduplicate > 0)
         except (PySparkException, Py4JError) as error:
-            raise SettingError(f"keys or aggregates: {root_cause(str(error))}", query.section) from error
+            hint = in_backticks(" ".join((*query.metric.keys, *query.metric.aggregates)), right.columns)
+            raise SettingError(f"keys or aggregates: {root_cause(str(error))}{hint}", query.section) from error
         check_streaming(counts, query.section, "update")
         return counts, MetricBatches(query, counts, take_over=take_over)
 

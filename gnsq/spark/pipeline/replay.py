@@ -33,7 +33,7 @@ from gnsq.spark.pipeline.checkpoint import changes
 from gnsq.spark.pipeline.delta import Table
 from gnsq.spark.pipeline.events import OWN, plan
 from gnsq.spark.pipeline.metrics import aggregated, metric_table, write_counts
-from gnsq.spark.pipeline.parquet import DataFile, collect_files, conformed
+from gnsq.spark.pipeline.parquet import DataFile, collect_files, conformed, map_in_arrow
 from gnsq.spark.pipeline.query import load_function
 from gnsq.spark.pipeline.settings import JobSettings, Query
 from gnsq.spark.pipeline.snapshot import PATH, Snapshot, open_snapshot, read_rows
@@ -259,7 +259,7 @@ def _rows(spark: SparkSession, snapshot: Snapshot, columns: Collection[str] | No
     files = snapshot.listing.select([PATH, *(name for name in snapshot.partition_columns if name in schema.names)])
     tasks = max(min(files.num_rows, spark.sparkContext.defaultParallelism * _TASKS), 1)
     read = functools.partial(_read, snapshot.location, schema)
-    return spark.createDataFrame(files).repartition(tasks).mapInArrow(read, from_arrow_schema(schema))
+    return map_in_arrow(spark.createDataFrame(files).repartition(tasks), read, from_arrow_schema(schema))
 
 
 # --- in tasks

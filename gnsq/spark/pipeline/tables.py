@@ -27,7 +27,7 @@ DAY, YEAR = 86_400, 31_536_000
 # Limit of the windows that one event is in: the event is copied for each window.
 MAX_WINDOWS = 100
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_NAME = r"(?:[A-Za-z_]\w*|`[^`]+`)"
+_NAME = r"(?:[A-Za-z_]\w*|`(?:[^`]|``)+`)"
 # What names a column in SQL: a column alone, a call with one column or *, or any expression with AS.
 _COLUMN = re.compile(_NAME)
 _CALL = re.compile(rf"([A-Za-z_]\w*)\(\s*(\*|{_NAME})\s*\)")
@@ -210,13 +210,17 @@ def named_expression(text: str) -> tuple[str, str]:
     """
     text = text.strip()
     if match := _AS.fullmatch(text):
-        return match[2].strip("`"), match[1]
+        return _unquoted(match[2]), match[1]
     if _COLUMN.fullmatch(text):
-        return text.strip("`"), text
+        return _unquoted(text), text
     if match := _CALL.fullmatch(text):
-        of = "" if match[2] == "*" else "_" + match[2].strip("`")
+        of = "" if match[2] == "*" else "_" + _unquoted(match[2])
         return match[1].lower() + of, text
-    raise ValueError(f"{text!r} needs a name for its column: write {text} AS name")
+    raise ValueError(f"{text!r} needs a name for its column: write {text} AS name; or, if it is a column, `{text}`")
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace("``", "`") if name.startswith("`") else name
 
 
 @dataclass(frozen=True, kw_only=True)
