@@ -215,7 +215,7 @@ def valid_rows_sql(table: str, keys: Sequence[str], quote: str = '"') -> str:
         keys: Names of the metric's keys.
         quote: Character that the SQL engine has around names: in Spark a backtick.
     """
-    columns = ", ".join(f"{quote}{name}{quote}" for name in ("_window_start", *keys))
+    columns = ", ".join(f"{quote}{name.replace(quote, 2 * quote)}{quote}" for name in ("_window_start", *keys))
     window = f"{quote}_window_start{quote}"
     epoch, version = f"{quote}_epoch{quote}", f"{quote}_version{quote}"
     rows = (

@@ -131,13 +131,14 @@ class Partitioning:
     def directory(self, values: Sequence[str | None]) -> str:
         """Name the directory of a partition as Hive does, such as _day=2026-11-20/country=de; "" without columns.
 
-        The table's log has the values, too, but Polars takes them from the path. Readers decode %2F and the like there.
+        The table's log has the values, too, but Polars takes them from the path. Readers decode %2F and the like there,
+        but not in names.
 
         Args:
             values: As values() or the table's log has them.
         """
         return "/".join(
-            f"{quote(name, safe='')}={_NULL if value is None else quote(value, safe='')}"
+            f"{name}={_NULL if value is None else quote(value, safe='')}"
             for name, value in zip(self.columns, values, strict=True)
         )
 
@@ -163,6 +164,11 @@ def check_partition_by(schema: Any, partition_by: Sequence[str], time: str = "_t
         if name in DERIVED:
             if name in schema.names or time not in schema.names:
                 raise ValueError(f"partition_by {name} is computed from {time}, and has to be no column itself")
+        elif not name.isprintable() or set(name) & set("/%=?#"):
+            raise ValueError(
+                f"partition_by {name!r} has a character that not every reader finds in the path of a file, such as / % "
+                "= ? #: give the column another name, by AS in select"
+            )
         elif name not in schema.names:
             raise ValueError(f"partition_by {name} is no column: give {', '.join(DERIVED)}, or a column of the table")
         elif not any(kind(schema.field(name).type) for kind in kinds):

@@ -129,7 +129,7 @@ def rebuild(
 
 def _needed(metric: MetricSettings, names: Collection[str]) -> list[str]:
     """Return the columns that a metric needs, or some more: our own, and those whose names are in its expressions."""
-    text = " ".join((*metric.keys, *metric.aggregates)).lower().replace("count(*)", "")
+    text = " ".join((*metric.keys, *metric.aggregates)).lower().replace("count(*)", "").replace("``", "`")
     return [name for name in names if name in OWN or name.lower() in text or "*" in text]
 
 

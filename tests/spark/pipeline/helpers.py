@@ -50,7 +50,11 @@ class Rows:
 
     def __init__(self, spark, table):
         self.sparkSession = spark
+        self.columns = table.column_names
         self._table = table
+
+    def toDF(self, *names):
+        return Rows(self.sparkSession, self._table.rename_columns(names))
 
     def mapInArrow(self, function, schema):
         [batch] = self._table.combine_chunks().to_batches()
