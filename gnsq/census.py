@@ -27,7 +27,7 @@ from gnsq.protocol.names import checked_names
 from gnsq.texts import printable
 
 __all__ = [
-    *["Census", "Counts", "Node", "NodeStats", "Poll", "channel_counts", "parse_stats"],
+    *["Census", "Client", "Counts", "Node", "NodeStats", "Poll", "channel_counts", "parse_stats"],
     *["short_address", "topic_counts"],
 ]
 
@@ -40,18 +40,38 @@ UNANSWERED = "no answer yet"
 
 
 @dataclass(frozen=True, slots=True)
+class Client:
+    """A consumer's connection, as nsqd has it.
+
+    Attributes:
+        user_agent: Name and version of the client's library.
+        connect_ts: Seconds of Unix time.
+    """
+
+    client_id: str
+    hostname: str
+    user_agent: str
+    remote_address: str
+    connect_ts: int
+    ready_count: int
+    in_flight_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeStats:
     """The answer of one nsqd.
 
     Attributes:
         start_time: Start of nsqd in seconds of Unix time; None for servers that do not say it.
         counts: Numbers of topics and channels, by topic and channel; the channel of a topic itself is empty.
+        clients: The consumers of the channel, if they were asked for.
     """
 
     version: str
     health: str
     start_time: int | None
     counts: Mapping[tuple[str, str], Counts]
+    clients: tuple[Client, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +218,7 @@ class Census:
         *,
         limit: float | None = None,
         is_wanted: Callable[[Collection[str]], bool] = lambda topics: True,
+        has_clients: bool = False,
     ) -> Poll:
         """Ask all servers at the same time, each with the timeout, and wait for all.
 
@@ -205,12 +226,13 @@ class Census:
             topic, channel: Ask only for this topic or channel.
             limit: Seconds after which those that have not answered are not waited for.
             is_wanted: Says by the registered topics of an nsqd that was not given whether it is asked.
+            has_clients: Ask for the consumers of the channel, too.
         """
         # Of this poll alone: another one may run at the same time.
         nodes: dict[str, Node] = {}
         named: dict[str, set[str]] = {}
         with gevent.Timeout(limit, False):
-            self._ask_all(nodes, named, functools.partial(self._ask, topic, channel), is_wanted)
+            self._ask_all(nodes, named, functools.partial(self._ask, topic, channel, has_clients), is_wanted)
         return Poll(
             tuple(self._merged(nodes, named)), {each.address: self._failure(each.address) for each in self.lookupds}
         )
@@ -263,10 +285,10 @@ class Census:
         finally:
             gevent.killall(asks)
 
-    def _ask(self, topic: str | None, channel: str | None, known: _Known) -> Node:
+    def _ask(self, topic: str | None, channel: str | None, has_clients: bool, known: _Known) -> Node:
         address = known.client.address
         try:
-            answer = known.client.stats(topic, channel, include_clients=False, include_mem=False)
+            answer = known.client.stats(topic, channel, include_clients=has_clients, include_mem=False)
             now = time.monotonic()
             stats = parse_stats(answer, topic, channel)
         except NSQHttpError as error:
@@ -315,6 +337,7 @@ def parse_stats(answer: object, topic: str | None = None, channel: str | None = 
     if not isinstance(answer, dict) or "topics" not in answer:
         raise ValueError(f"answer is not nsqd's: no topics in {shown(answer)}")
     counts: dict[tuple[str, str], Counts] = {}
+    clients: list[Client] = []
     for item in _objects(answer, "topics"):
         name = _name(item, "topic_name")
         channels = {_name(each, "channel_name"): each for each in _objects(item, "channels")}
@@ -323,11 +346,14 @@ def parse_stats(answer: object, topic: str | None = None, channel: str | None = 
         if topic in (None, name) and (channel is None or channels):
             counts[name, ""] = topic_counts(item)
             counts |= {(name, each): channel_counts(channels[each]) for each in channels}
+            if channel is not None:
+                clients += map(_client, _objects(channels[channel], "clients"))
     return NodeStats(
         version=_name(answer, "version", ""),
         health=_name(answer, "health", ""),
         start_time=_numbers(answer, "start_time")["start_time"] if "start_time" in answer else None,
         counts=counts,
+        clients=tuple(clients),
     )
 
 
@@ -370,6 +396,14 @@ def _numbers(item: Mapping[str, object], *keys: str) -> dict[str, int]:
             raise ValueError(f"answer is not nsqd's: {key} is {shown(number)}")
         numbers[key] = number
     return numbers
+
+
+def _client(item: Mapping[str, object]) -> Client:
+    numbers = _numbers(item, "connect_ts", "ready_count", "in_flight_count")
+    client_id, hostname, user_agent, address = (
+        _name(item, key, "") for key in ("client_id", "hostname", "user_agent", "remote_address")
+    )
+    return Client(client_id, hostname, user_agent, address, **numbers)
 
 
 def _clients(item: Mapping[str, object]) -> int | None:

@@ -1,4 +1,4 @@
-"""gnsq topic and gnsq channel: create, delete, empty, pause and list topics and channels on all nsqds of a cluster."""
+"""gnsq topic and gnsq channel: create, delete, empty, pause, list and hide topics and channels of a cluster."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def _group(name: str) -> click.Group:
     group = Group(name, help=text, examples="\n".join(lines))
     for verb in _VERBS:
         group.add_command(_changing_command(verb, kinds))
-    group.add_command(_list_topics if name == "topic" else _list_channels)
+    for command in (_list_topics, _tombstone) if name == "topic" else (_list_channels,):
+        group.add_command(command)
     return group
 
 
@@ -268,6 +269,41 @@ def _numbers(counts: Counts) -> str:
         if counts.get(key):
             parts.append(f"{counts[key]:,} {what}")
     return ", ".join(parts)
+
+
+# --- tombstones
+
+
+@click.command("tombstone", cls=Command, examples="gnsq topic tombstone orders 10.0.0.7:4151", says_why=True)
+@click.argument("topic", type=TOPIC)
+@click.argument("node", metavar="HOST:PORT")
+def _tombstone(cluster: Cluster, stop: StopSignals, topic: str, node: str) -> int:
+    """Let consumers find TOPIC at one nsqd no more, before it is taken out of service.
+
+    HOST:PORT is its HTTP address, as nsqlookupd knows it. All nsqlookupds hide it there for the time of their
+    --tombstone-lifetime, or until that nsqd makes the topic again. Then delete the topic at that nsqd, or stop it:
+    consumers that are connected stay.
+    """
+    if not cluster.lookupds:
+        raise click.UsageError("nsqlookupd keeps tombstones: give --lookupd HOST:PORT")
+    poller = NodePoller(cluster, topic)
+    found = before_signal(stop, poller.poll)
+    having = sorted(short_address(each.address) for each in found.nodes if topic in (each.registered or ()))
+    failures = [text for text in found.failures if text.startswith("nsqlookupd ")]
+    if node in having:
+        for lookupd in poller.census.lookupds:
+            try:
+                lookupd.tombstone_topic(topic, node)
+            except NSQHttpError as error:
+                failures.append(f"nsqlookupd {short_address(lookupd.address)}: {printable(error.explanation)}")
+            else:
+                click.echo(f"topic {topic} of {node} hidden at {short_address(lookupd.address)}", err=True)
+    else:
+        others = f"those with it are {', '.join(having)}" if having else "no nsqd has it"
+        failures.append(f"no nsqlookupd knows an nsqd {node} with topic {topic}: {others}")
+    for text in failures:
+        click.echo(f"Error: {text}", err=True)
+    return 1 if failures else 0
 
 
 # --- lists

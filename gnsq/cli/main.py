@@ -14,7 +14,7 @@ _SENTENCES = {
     "channel": "Create, delete, empty, pause and list channels.",
     "completion": "Print the script that lets a shell complete commands and options.",
     "copy": "Publish the messages of the topic SOURCE to the topic TARGET, until Ctrl-C.",
-    "help": "Show the help of a command, or of connection: what all commands have in common.",
+    "help": "Show what all commands have in common: how they find their servers.",
     "ping": "Check the whole way of a message, step by step, and say what is wrong and what to do.",
     "pub": "Publish texts (-m), or each line of FILE or of stdin, as a message.",
     "requeue-dead": "Publish dead letters to the topics that they came from: messages that consumers gave up, in the "
@@ -39,7 +39,6 @@ _EXAMPLES = """
     gnsq pub orders -m '{"id": 1}' --nsqd 127.0.0.1:4150
     gnsq tail orders --lookupd 127.0.0.1:4161
     gnsq stats --cluster production
-    gnsq help tail
     gnsq help connection
 """
 _HELP = """Publish, read, watch and repair topics of NSQ.
@@ -88,14 +87,10 @@ def completion(context: click.Context, shell: str) -> None:  # the text of --hel
 
 
 @command_line.command("help")
-@click.argument("words", metavar="[COMMAND...]", nargs=-1)
+@click.argument("of", metavar="connection", type=click.Choice(["connection"]))
 @click.pass_context
-def help_command(context: click.Context, words: tuple[str, ...]) -> None:
-    """Show the help of a command, or of connection: what all commands have in common."""
-    root = context.find_root()
-    if words == ("connection",):
-        from gnsq.cli.command import connection_help
+def help_command(context: click.Context, of: str) -> None:
+    """Show what all commands have in common: how they find their servers. Of a command: gnsq COMMAND --help."""
+    from gnsq.cli.command import connection_help
 
-        click.echo(connection_help(root))
-    else:
-        root.command.main([*words, "--help"], root.info_name)
+    click.echo(connection_help(context.find_root()))

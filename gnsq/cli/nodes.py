@@ -59,7 +59,7 @@ class NodePoller:
         Args:
             limit: Seconds after which those that have not answered are not waited for.
         """
-        polled = self.census.poll(*self._names, limit=limit)
+        polled = self.census.poll(*self._names, limit=limit, has_clients=self._names[1] is not None)
         nodes = [self._explained(self._with_rates(node)) for node in polled.nodes]
         self._before |= {node.address: node for node in polled.nodes if node.stats is not None}
         now = time.monotonic()

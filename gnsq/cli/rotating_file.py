@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gnsq.localfiles import make_directory, sync_directory
+from gnsq.localfiles import sync_directory
 from gnsq.texts import reason_of
 
 __all__ = ["COMPRESSIONS", "Compression", "Recovery", "RotatingFile", "file_stem", "recover"]
@@ -91,7 +91,7 @@ class Compression:
 
 
 def file_stem(template: str, fields: Mapping[str, str], now: float) -> str:
-    """Return the path of a file below a directory, without its suffix.
+    """Return the name of a file, without its suffix.
 
     Args:
         template: Directives of strftime, such as ``%H``, for the time in UTC; and names of fields in braces.
@@ -99,8 +99,7 @@ def file_stem(template: str, fields: Mapping[str, str], now: float) -> str:
         now: Unix time.
 
     Raises:
-        ValueError: If a field is unknown, or the path would be empty, absolute, or lead out of the directory, which a
-            topic with the name ``..`` may do.
+        ValueError: If a field is unknown, or the name would be empty or have a slash.
     """
     # Not str.format(): it would also evaluate {topic.__class__}, or {topic:>999999999}.
     filled = re.sub(r"\{(\w+)\}", lambda match: fields.get(match[1], match[0]), template)
@@ -108,8 +107,8 @@ def file_stem(template: str, fields: Mapping[str, str], now: float) -> str:
         known = ", ".join(f"{{{name}}}" for name in fields)
         raise ValueError(f"name {template!r} is not valid; it may have {known} and %Y, %m and so on")
     stem = datetime.fromtimestamp(now, UTC).strftime(filled)
-    if "\0" in stem or not {"", ".", ".."}.isdisjoint(stem.split("/")):
-        raise ValueError(f"name {template!r} gives {stem!r}, which is not a path below the directory")
+    if not stem or not {"/", "\0"}.isdisjoint(stem):
+        raise ValueError(f"name {template!r} gives {stem!r}, and the name of a file is due: it has no slash")
     return stem
 
 
@@ -148,8 +147,8 @@ class RotatingFile:
 
     Args:
         directory: An existing directory.
-        stem: Returns the path of a new file below the directory, without suffix, for the Unix time at which it is
-            begun. If there is such a file already, a number is added: no file is ever replaced.
+        stem: Returns the name of a new file, without suffix, for the Unix time at which it is begun. If there is such
+            a file already, a number is added: no file is ever replaced.
         kind: Suffix of the names before that of the compression: .log or .jsonl.
         level: Of the compression; None: its default.
         max_size: Bytes. No file is larger than this, unless one record is.
@@ -289,9 +288,6 @@ class RotatingFile:
             path = self._directory / name
             part = path.with_name(f".{path.name}{self._part}")
             with _path_in_error(part):
-                if part.parent != self._directory:
-                    self._directory.stat()  # that is not made here: a disk may be missing there
-                    make_directory(part.parent)
                 try:
                     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                 except FileExistsError:
@@ -375,12 +371,11 @@ class Recovery:
     error: OSError | None = None
 
 
-def recover(directory: Path, kinds: Iterable[str], levels: int = 0) -> list[Recovery]:
+def recover(directory: Path, kinds: Iterable[str]) -> list[Recovery]:
     """Complete the files that killed processes have left in a directory. Leave files alone that a process writes.
 
     Args:
         kinds: The kinds of RotatingFile. A .part file that has none of them is another program's, and is left alone.
-        levels: How far below the directory there may be files: the number of slashes in the template of their paths.
 
     A file that is not compressed is cut after its last newline, or the delimiter that it has. So if records have
     newlines themselves, the beginning of one that was not synced may stay.
@@ -389,8 +384,7 @@ def recover(directory: Path, kinds: Iterable[str], levels: int = 0) -> list[Reco
     any_kind, any_compression = ("|".join(map(re.escape, suffixes)) for suffixes in (kinds, by_suffix))
     pattern = re.compile(rf"\.(.+((?:{any_kind})({any_compression})))\.part(?:-([0-9a-f]{{2}}))?")
     os.listdir(directory)  # glob() finds nothing if this is refused
-    parts = sorted(part for level in range(levels + 1) for part in directory.glob("*/" * level + ".*.part*"))
-    found = [(part, match) for part in parts if (match := pattern.fullmatch(part.name))]
+    found = [(part, match) for part in sorted(directory.glob(".*.part*")) if (match := pattern.fullmatch(part.name))]
     recoveries = []
     for part, match in found:
         name, suffix, compressed, delimiter = match.groups()

@@ -37,9 +37,10 @@ _EXAMPLES = """
 """
 _HELP = """Show topics and channels, summed over all nsqds: depth, messages in flight and deferred, rates, clients.
 
-TOPIC and CHANNEL limit it to one topic or channel. stderr says which servers did not answer, and why. With --watch, the
-table is printed again and again until Ctrl-C, from the second time on with rates. A terminal shows as many rows as it
-has room for; at the end all of them stay. A narrow one has fewer columns, and a line says which are left out.
+TOPIC and CHANNEL limit it to one topic or channel; of a channel its clients are shown, too. stderr says which servers
+did not answer, and why. With --watch, the table is printed again and again until Ctrl-C, from the second time on with
+rates. A terminal shows as many rows as it has room for; at the end all of them stay. A narrow one has fewer columns,
+and a line says which are left out.
 
 A topic's depth counts the messages that are in no channel yet. requeued and timed out count since the start of nsqd.
 finished/s includes messages that were deleted by emptying a channel. A rate is "-" if it is unknown, such as after a
@@ -57,6 +58,9 @@ The JSON of --json is one object:
               client_count, deliver_rate, finish_rate, nsqds
     nsqds     list: the same numbers for each nsqd, with http_address
   totals    topics and channels: the sums of their numbers, and count
+  clients   list, with CHANNEL: client_id, hostname, user_agent,
+            remote_address, connect_ts (Unix time), ready_count,
+            in_flight_count, http_address of the nsqd
   nsqds     list: http_address, version, health, start_time, error (why it
             could not be reached, else null), same_as (another address of
             the same nsqd, which is counted there, else null)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gnsq.census import Counts, Node, NodeStats, Poll, channel_counts, topic_counts
+from gnsq.census import Client, Counts, Node, NodeStats, Poll, channel_counts, topic_counts
 
 __all__ = ["Row", "Snapshot", "set_rates"]
 
@@ -124,6 +124,11 @@ class Snapshot(Poll):
         return topics
 
     @property
+    def clients(self) -> list[tuple[str, Client]]:
+        """The consumers of a channel, with the addresses of their nsqds."""
+        return [(node.address, client) for node in self.reached if node.stats for client in node.stats.clients]
+
+    @property
     def topic_total(self) -> Counts:
         """Sum of all topics, without their channels."""
         return _total([topic_counts({}), *(row.counts for row in self.topics)])
@@ -146,6 +151,7 @@ class Snapshot(Poll):
                 "topics": {"count": len(self.topics), **topics},
                 "channels": {"count": sum(len(row.channels) for row in self.topics), **channels},
             },
+            "clients": [{"http_address": address, **dataclasses.asdict(each)} for address, each in self.clients],
             "nsqds": [_node_document(node) for node in self.nodes],
             "lookupds": [{"http_address": address, "error": error or None} for address, error in self.lookupds.items()],
         }

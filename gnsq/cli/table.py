@@ -156,6 +156,9 @@ class StatsView:
             if left_out := [each.column for each in columns if each not in shown]:
                 titles = ", ".join(column.title for column in sorted(left_out, key=lambda column: column.rank))
                 yield Text(f"no room in {options.max_width} columns for: {titles}", style="dim")
+        if self.snapshot.clients:
+            yield Text()
+            yield from self._clients()
         if self.snapshot.reached:
             yield Text()
         yield from self._servers()
@@ -191,6 +194,16 @@ class StatsView:
             has_no_rates = self.snapshot.seconds is None and column.key.endswith("_rate")
             if not has_no_rates and (column is not _PAUSED or any(cells.texts)):
                 yield cells
+
+    def _clients(self) -> Iterator[Text]:
+        """Describe the consumers of a channel, by host."""
+        for address, client in sorted(self.snapshot.clients, key=lambda each: (each[1].hostname, each[1].client_id)):
+            own = "" if client.client_id in ("", client.hostname) else f"{client.client_id} on "
+            parts = [f"client {printable(own + client.hostname)}", printable(client.user_agent) or "unknown version"]
+            parts += [f"from {printable(client.remote_address)} at nsqd {short_address(address)}"]
+            parts += [f"RDY {client.ready_count:,}", f"in flight {client.in_flight_count:,}"]
+            parts += [f"since {_date(client.connect_ts)}"] if client.connect_ts else []
+            yield Text("  ".join(parts))
 
     def _servers(self) -> Iterator[Text]:
         """Describe the nsqds that have answered, those with errors first."""

@@ -12,11 +12,11 @@ import click
 from gnsq.cli.command import Command
 from gnsq.cli.formats import Format, as_json, as_raw, for_terminal, meta_line
 from gnsq.cli.output import Output
-from gnsq.cli.parameters import COUNT, IDLE, RATE
+from gnsq.cli.parameters import COUNT, IDLE
 from gnsq.cli.progress import Counter
 from gnsq.cli.receiving import Received, Receiver
 from gnsq.cli.servers import Cluster
-from gnsq.cli.topics import CHANNEL, Topics, topics_argument
+from gnsq.cli.topics import CHANNEL, TOPIC, Topics
 from gnsq.message import Message, finish_all
 from gnsq.protocol.names import is_ephemeral
 from gnsq.running import StopSignals
@@ -41,7 +41,7 @@ _EXAMPLES = """
 
 
 @click.command(cls=Command, examples=_EXAMPLES)
-@topics_argument
+@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True, type=TOPIC)
 @click.option("--channel", metavar="NAME", type=CHANNEL, help="Default: a new one, which nsqd deletes at the end.")
 @COUNT
 @IDLE
@@ -54,12 +54,10 @@ _EXAMPLES = """
 @click.option("--raw", is_flag=True, help="Unchanged bodies and newlines. Default unless stdout is a terminal.")
 @click.option("--json", "is_json", is_flag=True, help="A line of JSON for each message, with its id, topic and so on.")
 @click.option("--meta", is_flag=True, help="Before each body, a line with time, id, attempts, nsqd and topic.")
-@RATE
-@click.option("--sample", metavar="PERCENT", type=click.IntRange(1, 100), help="Part of the messages to receive.")
 def tail(
     cluster: Cluster,
     stop: StopSignals,
-    topics: Topics,
+    topics: tuple[str, ...],
     channel: str | None,
     count: int | None,
     idle: float | None,
@@ -68,8 +66,6 @@ def tail(
     raw: bool,
     is_json: bool,
     meta: bool,
-    rate: float | None,
-    sample: int | None,
 ) -> int:
     """Print the messages of one or more topics as they come, until Ctrl-C.
 
@@ -97,7 +93,7 @@ def tail(
     output = Output(stop)
     console = _console() if sys.stdout.isatty() and not raw and not is_json else None
     receiver = Receiver(
-        *(cluster, topics, channel or f"tail{os.urandom(4).hex()}#ephemeral", stop),
+        *(cluster, Topics(tuple(dict.fromkeys(topics))), channel or f"tail{os.urandom(4).hex()}#ephemeral", stop),
         # A count would disturb messages on the same terminal.
         Counter("written", is_shown=not sys.stdout.isatty()),
         max_in_flight=count if peek and count else FIRST_BATCH,
@@ -105,9 +101,6 @@ def tail(
         count=count,
         is_filtered=peek,
         idle=idle,
-        rate=rate,
-        # nsqd takes 100 % as a part that is not valid.
-        sample_rate=0 if sample in (None, 100) else sample,
         takes_waiting=take,
         must_exist=peek,
     )
@@ -157,8 +150,7 @@ class _Printer:
 
     def handle(self, received: Sequence[Received]) -> None:
         """Write messages, and finish those that are written."""
-        if self._receiver.pace(len(received)):
-            self._write_messages([each.message for each in received], [self._write(each) for each in received])
+        self._write_messages([each.message for each in received], [self._write(each) for each in received])
         # A reader such as head may want three lines, but what is written is finished, and what is in flight then counts
         # as an attempt. So the first batches are small.
         done = self._receiver.counter.count

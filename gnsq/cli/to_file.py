@@ -19,12 +19,12 @@ import gevent
 
 from gnsq.cli.command import Command
 from gnsq.cli.formats import message_record
-from gnsq.cli.parameters import COUNT, DELIMITER, DURATION, IDLE, SIZE, FilePath
+from gnsq.cli.parameters import COUNT, DELIMITER, DURATION, IDLE, PAUSE, SIZE, FilePath, Parsed
 from gnsq.cli.progress import Counter
 from gnsq.cli.receiving import Received, Receiver
 from gnsq.cli.rotating_file import COMPRESSIONS, Recovery, RotatingFile, file_stem, recover
 from gnsq.cli.servers import Cluster
-from gnsq.cli.topics import CHANNEL, Topics, topics_argument
+from gnsq.cli.topics import CHANNEL, REFRESH, TOPIC, Topics, topic_pattern
 from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.io_thread import BlockingIOThread
 from gnsq.localfiles import make_directory
@@ -58,12 +58,26 @@ FORMATS: Mapping[str, tuple[str, Callable[[str, Message], bytes]]] = {
 _EXAMPLES = """
     gnsq to-file orders --directory /backup --compress zstd
     gnsq to-file orders --format json --idle 10s
-    gnsq to-file --topic-pattern . --name '{topic}/{date}/%H-{pid}'
+    gnsq to-file --topic-pattern . --name '{topic}-%Y-%m-%d-%H-{pid}'
 """
 
 
 @click.command("to-file", cls=Command, examples=_EXAMPLES)
-@topics_argument
+@click.argument("names", metavar="TOPIC...", nargs=-1, type=TOPIC)
+@click.option(
+    "--topic-pattern",
+    metavar="REGEX",
+    type=Parsed("pattern", topic_pattern),
+    help="Also all topics in whose names this is found, and those that are created later. ^orders begins the name.",
+)
+@click.option(
+    "--topic-refresh",
+    metavar="TIME",
+    default=f"{REFRESH:g}s",
+    show_default=True,
+    type=PAUSE,
+    help="Time between two questions for new topics, with --topic-pattern.",
+)
 @click.option(
     "-d",
     "--directory",
@@ -114,8 +128,7 @@ _EXAMPLES = """
     metavar="TEMPLATE",
     default=NAME,
     help="Name of a file before its suffix: strftime in UTC for the time at which the file is begun, and {topic}, "
-    "{channel}, {host}, {pid} and {date}, such as 2026-11-26. It may have directories: {topic}/{date}/%H-{pid}.  "
-    f"[default: {NAME}]",
+    f"{{channel}}, {{host}} and {{pid}}.  [default: {NAME}]",
 )
 @click.option(
     "--sync-interval",
@@ -138,7 +151,9 @@ _EXAMPLES = """
 def to_file(
     cluster: Cluster,
     stop: StopSignals,
-    topics: Topics,
+    names: tuple[str, ...],
+    topic_pattern: re.Pattern[str] | None,
+    topic_refresh: float,
     directory: Path,
     channel: str,
     kind: str,
@@ -163,14 +178,17 @@ def to_file(
         raise click.UsageError(f"--rotate-size {rotate_size:g} must be at least 1 byte")
     if kind == "json" and delimiter is not None:
         raise click.UsageError("--format json has a newline after each object: leave out --delimiter")
-    if "{topic}" not in name and (len(topics.names) > 1 or topics.pattern is not None):
+    topics = Topics(tuple(dict.fromkeys(names)), topic_pattern, topic_refresh)
+    if not topics.names and topics.pattern is None:
+        raise click.UsageError("no topic is given: give one or more, or --topic-pattern")
+    if "{topic}" not in name and topics.only is None:
         raise click.UsageError(f"--name {name} needs {{topic}}, since each topic has files of its own")
     suffix, encode = FORMATS[kind]
     end = delimiter or b"\n"
-    fields = {"channel": channel, "host": _host(), "pid": str(os.getpid()), "date": "%Y-%m-%d"}
+    fields = {"channel": channel, "host": _host(), "pid": str(os.getpid())}
 
-    def make_files(topic: str, template: str = name) -> RotatingFile:
-        stem = functools.partial(file_stem, template, {"topic": topic, **fields})
+    def make_files(topic: str) -> RotatingFile:
+        stem = functools.partial(file_stem, name, {"topic": topic, **fields})
         stem(time.time())
         return RotatingFile(
             *(directory, stem, suffix, COMPRESSIONS[compress], level),
@@ -181,14 +199,11 @@ def to_file(
         )
 
     try:
-        for topic in topics.names or ("topic",):
-            make_files(topic)
-        # Without the directories of the template: those stay, and there may be no message for them.
-        probe = make_files("topic", name.rpartition("/")[2])
+        probe, *_ = [make_files(topic) for topic in topics.names or ("topic",)]
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     io_thread = BlockingIOThread()
-    for recovery in io_thread.call(_prepare, directory, name.count("/"), probe):
+    for recovery in io_thread.call(_prepare, directory, probe):
         click.echo(_recovery_text(recovery), err=True)
     receiver = Receiver(
         *(cluster, topics, channel, stop, Counter("written")),
@@ -211,11 +226,11 @@ def _host() -> str:
     return re.sub(r"[^\w.-]", "_", socket.gethostname(), flags=re.ASCII) or "localhost"
 
 
-def _prepare(directory: Path, levels: int, probe: RotatingFile) -> list[Recovery]:
-    """Make the directory, complete what is in it and some levels below, and check that files can be made there."""
+def _prepare(directory: Path, probe: RotatingFile) -> list[Recovery]:
+    """Make the directory, complete what is in it, and check that files can be made there."""
     try:
         make_directory(directory)
-        recoveries = recover(directory, [suffix for suffix, _ in FORMATS.values()], levels)
+        recoveries = recover(directory, [suffix for suffix, _ in FORMATS.values()])
         probe.check()
     except OSError as error:
         raise ValueError(

@@ -113,6 +113,27 @@ def test_deleted_channel_is_removed_everywhere_and_the_topic_stays(cluster):
     assert invoke("channel", "list", "orders", *lookupd(cluster)).stdout == ""
 
 
+def test_tombstone_hides_a_topic_of_one_nsqd_at_nsqlookupd(cluster):
+    node, other = map(short, cluster.nsqds)
+
+    done = invoke("topic", "tombstone", "orders", node, *lookupd(cluster))
+    unknown = invoke("topic", "tombstone", "orders", other, *lookupd(cluster))
+
+    address = cluster.lookupds[0].http_address.removeprefix("http://")
+    assert (done.exit_code, done.stderr) == (0, f"topic orders of {node} hidden at {address}\n")
+    assert registry(cluster).lookup("orders")["producers"] == []
+    assert topics(cluster.nsqds[0]) == ["clicks", "orders"]
+    assert unknown.exit_code == 1
+    assert f"no nsqlookupd knows an nsqd {other} with topic orders: no nsqd has it" in unknown.stderr
+
+
+def test_tombstone_needs_nsqlookupd(fakensqd):
+    result = invoke("topic", "tombstone", "orders", "h:4151", *servers_of(fakensqd))
+
+    assert result.exit_code == 2
+    assert "nsqlookupd keeps tombstones: give --lookupd HOST:PORT" in result.stderr
+
+
 def test_channels_are_listed(cluster):
     result = invoke("channel", "list", "orders", *lookupd(cluster))
 

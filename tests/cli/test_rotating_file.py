@@ -119,7 +119,6 @@ def test_name_has_fields_and_the_time_in_utc():
         "../a",
         "a/../b",
         "a/.",
-        "..",
         "",
         "{topic.__class__}",
         "{topic:>9}",
@@ -129,23 +128,6 @@ def test_name_has_fields_and_the_time_in_utc():
 def test_name_that_is_not_valid_is_refused(template):
     with pytest.raises(ValueError, match="name '"):
         file_stem(template, {"topic": "clicks"}, NOW)
-
-
-@pytest.mark.parametrize("topic", ["..", "."])
-def test_topic_can_not_lead_out_of_the_directory(topic):
-    with pytest.raises(ValueError, match="which is not a path below the directory"):
-        file_stem("{topic}/%Y", {"topic": topic}, NOW)
-
-
-def test_name_may_have_directories(make, tmp_path):
-    files = make(template="a/%Y/x")
-
-    files.write([b"1\n"])
-    files.rotate()
-    files.write([b"2\n"])
-    files.close()
-
-    assert [content(tmp_path / "a/2023" / name) for name in ("x.log", "x_0001.log")] == [b"1\n", b"2\n"]
 
 
 # --- rotation
@@ -350,17 +332,6 @@ def test_file_with_another_delimiter_is_cut_after_it(make, names, tmp_path):
 
     assert (part, recovery.cut) == (".x.221320.log.part-00", 5)
     assert recovery.path.read_bytes() == b"1\n2\0"
-
-
-def test_files_in_directories_are_recovered_as_deep_as_the_template(leave, tmp_path):
-    for folder in ("a", "a/b"):
-        (tmp_path / folder).mkdir()
-        leave(b"1\n").rename(tmp_path / folder / ".x.log.part")
-
-    (recovery,) = recover(tmp_path, KINDS, 1)
-
-    assert recovery.path == tmp_path / "a/x.log"
-    assert (tmp_path / "a/b/.x.log.part").exists()
 
 
 def test_file_without_a_complete_record_is_deleted(leave, names, tmp_path):

@@ -175,7 +175,6 @@ def test_unknown_command_is_named_with_a_similar_one():
     for words, text in (
         (["tial"], "there is no command 'tial'; did you mean tail?"),
         (["topic", "lst"], "there is no command 'lst'; did you mean list?"),
-        (["help", "tial"], "there is no command 'tial'; did you mean tail?"),
     ):
         result = invoke(*words)
 

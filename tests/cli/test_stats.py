@@ -5,6 +5,7 @@ import fcntl
 import io
 import os
 import pty
+import re
 import select
 import shlex
 import signal
@@ -16,7 +17,7 @@ import gevent
 import pytest
 from rich.console import Console
 
-from gnsq import NsqdHTTPClient
+from gnsq import Consumer, NsqdHTTPClient
 from gnsq.census import Node, NodeStats, parse_stats
 from gnsq.cli.sums import Snapshot, set_rates
 from gnsq.cli.table import StatsView
@@ -72,7 +73,7 @@ def test_document_has_the_keys_of_the_help(cluster):
     channel = {*counts, "channel", "in_flight_count", "deferred_count", "requeue_count", "timeout_count"}
     channel |= {"client_count", "deliver_rate", "finish_rate", "nsqds"}
     node = {"http_address", "version", "health", "start_time", "error", "same_as"}
-    assert set(document) == {"time", "seconds", "topics", "totals", "nsqds", "lookupds"}
+    assert set(document) == {"time", "seconds", "topics", "totals", "clients", "nsqds", "lookupds"}
     assert set(document["topics"][0]) == topic
     assert set(channel_of(document, "orders", "archive")) == channel
     assert set(document["nsqds"][0]) == node
@@ -152,6 +153,29 @@ def test_topic_that_is_not_there_is_an_error(fakensqd, names, what, is_down, as_
     where = " that has answered" if is_down else ""
     assert result.exit_code == 1
     assert result.stderr.endswith(f"Error: no nsqd{where} has a {what}; gnsq topic list shows all topics\n")
+
+
+def test_clients_of_a_channel_are_shown_with_host_and_version(cluster):
+    nsqd = cluster.nsqds[0]
+    servers = ("--lookupd", cluster.lookupds[0].http_address)
+    with Consumer(
+        "orders",
+        "archive",
+        nsqd.tcp_address,
+        message_handler=lambda consumer, message: None,
+        hostname="web-3",
+        client_id="mailer",
+        max_in_flight=7,
+    ):
+        nsqd.wait_until(lambda nsqd: nsqd.transcript.commands("RDY"))
+        shown = invoke("stats", "orders", "archive", *servers).stdout
+        _, document = invoke_json("stats", "orders", "archive", *servers)
+        _, others = invoke_json("stats", "orders", *servers)
+
+    (client,) = document["clients"]
+    assert re.search(r"client mailer on web-3  gnsq/\S+  from 127.0.0.1:\d+ at nsqd 127.0.0.1:\d+  RDY 7  ", shown)
+    assert (client["hostname"], client["http_address"]) == ("web-3", f"http://{nsqd.http_address}/")
+    assert others["clients"] == []
 
 
 def test_rows_of_each_nsqd_are_shown_on_request(cluster):

@@ -24,7 +24,7 @@ from gnsq.cli.receiving import Received
 from gnsq.cli.tail import BATCH
 from gnsq.running import StopSignals
 from tests.kit import peer, refused_port, wait_for_program, wait_until
-from tests.kit.commands import background, command, create_channel, gnsq, signalled_when, started
+from tests.kit.commands import command, create_channel, gnsq, signalled_when, started
 
 BODIES = [b'{"a": 1}', b"two\nlines", b"\xff\x1b[31m"]
 
@@ -236,35 +236,6 @@ def test_look_at_a_channel_that_one_of_two_nsqds_has(fakensqd):
     assert "topic dead has no channel on some nsqds: review gets 1 waiting message" in result.stderr
 
 
-def test_topics_of_a_pattern_that_have_no_channel_are_left_out(fakensqd):
-    def publish_later():
-        wait_until(lambda: fakensqd.transcript.commands("RDY"))
-        fakensqd.publish("order-b", b"waits")
-        fakensqd.publish("order-a", b"comes")
-
-    create_channel(fakensqd, "order-a", "c")
-    with background(publish_later):
-        result = gnsq(
-            fakensqd, "tail", "--topic-pattern", "^order", "--topic-refresh", "100ms", "--idle", "1s", "--raw"
-        )
-
-    assert result.stdout == "comes\n"
-    assert result.stderr.count("topic order-b is left out: topic order-b has no channel, and 1 message waits") == 1
-    assert fakensqd.depth("order-b") == 1
-
-
-def test_pattern_of_topics_without_channels_takes_nothing(fakensqd):
-    fakensqd.publish("order-a", b"1")
-    fakensqd.publish("order-b", b"1")
-
-    result = gnsq(fakensqd, "tail", "--topic-pattern", "^order")
-
-    assert result.exit_code == 2
-    assert "topic order-a has no channel" in result.stderr
-    assert "topic order-b has no channel" in result.stderr
-    assert (fakensqd.depth("order-a"), fakensqd.depth("order-b")) == (1, 1)
-
-
 # --- a look
 
 
@@ -329,7 +300,7 @@ def test_signal_gives_back_what_is_looked_at(fakensqd):
         pytest.param("dead --take --channel review", "leave --take or --channel out", id="take"),
         pytest.param("dead --json --raw", "exclude each other", id="JSON and raw"),
         pytest.param("dead --json --meta", "exclude each other", id="JSON and meta"),
-        pytest.param("", "no topic is given: give one or more, or --topic-pattern", id="no topic"),
+        pytest.param("", "Missing argument 'TOPIC...'", id="no topic"),
     ],
 )
 def test_words_that_mean_nothing_are_refused(fakensqd, words, text):
@@ -384,14 +355,6 @@ def test_message_of_many_attempts_is_written(fakensqd):
     assert gnsq(fakensqd, "tail", "t", "-n", "1", "--channel", "c").stdout == "2\n"
 
 
-def test_sample_is_asked_of_nsqd(fakensqd):
-    with signalled_when(lambda: fakensqd.sessions and fakensqd.transcript.commands("RDY")):
-        result = gnsq(fakensqd, "tail", "t", "--sample", "20")
-
-    assert result.exit_code == 0
-    assert '"sample_rate":20' in fakensqd.transcript.text().replace(" ", "")
-
-
 # --- the end
 
 
@@ -413,16 +376,6 @@ def test_signal_before_the_count_is_reached_is_an_error(fakensqd, number, status
         result = gnsq(fakensqd, "tail", "t", "-n", "2", "--take")
 
     assert result.exit_code == status
-
-
-def test_signal_ends_a_wait_for_the_rate(fakensqd):
-    fakensqd.publish("t", b"1", b"2")
-
-    with signalled_when(lambda: len(fakensqd.transcript.finished("t")) == 1):
-        result = gnsq(fakensqd, "tail", "t", "--channel", "c", "--rate", "0.01")
-
-    assert result.exit_code == 0
-    assert fakensqd.messages("t", "c") == [b"2"]
 
 
 @pytest.mark.subprocess
@@ -534,14 +487,3 @@ def test_time_in_which_the_process_does_not_run_is_not_idle(fakensqd):
     blocking.get()
 
     assert result.stdout == "1\n"
-
-
-def test_pattern_chooses_topics(fakensqd):
-    for topic in ("order-a", "order-b", "clicks"):
-        fakensqd.publish(topic, topic.encode())
-
-    result = gnsq(fakensqd, "tail", "clicks", "--topic-pattern", "-b$", "-n", "2", "--take")
-
-    assert result.exit_code == 0
-    assert sorted(result.stdout.split()) == ["clicks", "order-b"]
-    assert list(fakensqd.broker.topics["order-a"].channels) == []

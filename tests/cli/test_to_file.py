@@ -237,8 +237,8 @@ def test_place_where_no_file_can_be_made_is_an_error_before_a_message_comes(fake
     [
         (["--level", "3"], "level 3 needs a compression"),
         (["--compress", "gzip", "--level", "11"], "level 11 must be 1 to 9"),
-        (["--name", "../b"], "which is not a path below the directory"),
-        (["--name", "/b"], "which is not a path below the directory"),
+        (["--name", "{topic}/%Y"], "gives 't/2"),
+        (["--name", ""], "name '' gives '', and the name of a file is due: it has no slash"),
         (["--name", "x", "u"], "--name x needs {topic}, since each topic has files of its own"),
         (["--topic-pattern", "("], "'(' is not a regular expression"),
         (["--delimiter", "ab"], "'ab' is not one byte"),
@@ -341,17 +341,14 @@ def test_kill_loses_no_message(fakensqd, out, compress):
 # --- several topics, filters, delimiters, and back again
 
 
-def test_each_topic_has_files_of_its_own_in_its_directory(fakensqd, to_file, out):
+def test_each_topic_has_files_of_its_own(fakensqd, to_file, out):
     fakensqd.publish("a", b"1", b"2")
     fakensqd.publish("b", b"3")
 
-    result = to_file("-n", "3", "--name", "{topic}/{date}/%H", topics=("a", "b"))
+    result = to_file("-n", "3", "--name", "{topic}-%H", topics=("a", "b"))
 
-    found = {path.relative_to(out).parts[0]: path.read_bytes() for path in out.rglob("*.log")}
     assert result.exit_code == 0, result.output
-    assert found == {"a": b"1\n2\n", "b": b"3\n"}
-    assert all(len(path.relative_to(out).parts) == 3 for path in out.rglob("*.log"))
-    assert "3 messages written" in result.output
+    assert {path.name.partition("-")[0]: path.read_bytes() for path in files(out)} == {"a": b"1\n2\n", "b": b"3\n"}
     assert "to 2 files in" in result.output
 
 
@@ -379,19 +376,6 @@ def test_pattern_without_a_topic_waits_and_ends_at_idle(fakensqd, to_file):
     assert result.exit_code == 0
     assert "there are no topics that match x yet; asking again every 15 s" in result.output
     assert fakensqd.broker.topics == {}
-
-
-def test_topic_that_leads_out_of_the_directory_is_refused_or_left_out(fakensqd, to_file, out):
-    fakensqd.publish("..", b"1")
-    fakensqd.publish("a", b"2")
-
-    named = to_file("--name", "{topic}/x", topics=("..",))
-    matching = to_file("--topic-pattern", ".", "--name", "{topic}/x", "--idle", "0.2", topics=())
-
-    assert named.exit_code == 2
-    assert "gives '../x', which is not a path below the directory" in named.output
-    assert matching.exit_code == 0
-    assert [str(path.relative_to(out.parent)) for path in out.parent.rglob("*.log")] == ["out/a/x.log"]
 
 
 BODIES = [b"1", "grün\n\u2028".encode(), b"\xff\x00", b'{"body": "x"}', bytes(range(256)), b"\xed\xa0\x80"]
@@ -422,8 +406,8 @@ def test_pub_takes_back_records_with_another_delimiter(fakensqd, to_file, out):
 
 
 @pytest.mark.subprocess
-def test_kill_loses_no_record_with_another_delimiter_in_a_directory(fakensqd, to_file, out):
-    options = ("--name", "{topic}/x", "--sync-interval", "0.01")
+def test_kill_loses_no_record_with_another_delimiter(fakensqd, to_file, out):
+    options = ("--name", "{topic}-x", "--sync-interval", "0.01")
     fakensqd.publish("t", b"1")
 
     with started(fakensqd, "to-file", "t", "-d", out, *options, "--delimiter", ",") as process:
@@ -432,5 +416,5 @@ def test_kill_loses_no_record_with_another_delimiter_in_a_directory(fakensqd, to
         process.wait()
     result = to_file(*options, "--idle", "0.1")
 
-    assert f"recovered {out}/t/x.log" in result.output
-    assert (out / "t/x.log").read_bytes() == b"1,"
+    assert f"recovered {out}/t-x.log" in result.output
+    assert (out / "t-x.log").read_bytes() == b"1,"
