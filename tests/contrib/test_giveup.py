@@ -14,7 +14,9 @@ from gnsq.contrib.giveup import (
 )
 from tests.kit import bodies, channel_stats, refused_port, wait_until
 
+# Only an argument.
 CONSUMER = Consumer("t", "c", "127.0.0.1:4150")
+CONSUMER.close()
 
 
 def message(body=b"body", message_id=b"0123456789abcdef"):
