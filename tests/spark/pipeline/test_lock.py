@@ -31,11 +31,8 @@ def test_one_job_at_a_time(tmp_path):
         assert check is not None
 
 
-def test_no_job_ever_ran(tmp_path):
-    assert describe(str(tmp_path)) == "not running"
-
-
 def test_job_that_has_not_said_who_it_is(tmp_path):
+    assert describe(str(tmp_path)) == "not running"
     with locked(str(tmp_path), at_once):
         (tmp_path / "job.json").write_text("")
         assert describe(str(tmp_path)) == "running, process unknown"

@@ -28,22 +28,16 @@ def test_buffer_is_full_at_its_limits(filled, full):
     assert filled.is_full is full
 
 
-def test_segment_is_due_by_age():
-    filled = collector(b"x", age=0.1)
-
+def test_segment_is_due_by_age_and_a_take_empties_the_buffer():
+    filled = collector(b"a", b"b" * 999, age=0.1)
     assert filled.seconds_to_flush(100.0) == pytest.approx(0.1)
     assert filled.seconds_to_flush(100.08) == pytest.approx(0.02)
     assert filled.seconds_to_flush(101.0) == 0
 
-
-def test_take_empties_the_buffer():
-    filled = collector(b"a", b"b" * 999)
-
     taken = filled.take()
 
     assert [message.body[:1] for message in taken.messages] == [b"a", b"b"]
-    assert len(filled) == 0
-    assert not filled.is_full
+    assert (len(filled), filled.is_full) == (0, False)
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,10 @@ def test_receiver_with_an_internal_error_is_not_live(fakensqd, hub, make, disk):
     wait_for(lambda: hub.call(why_not_live, receiver) == "internal error: RuntimeError('bug')")
 
 
-# --- the server
+# --- its address
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", ":8080", "127.0.0.1:0", "127.0.0.1:http", "/run/health"])
-def test_address_without_host_or_port_is_refused(address):
-    with pytest.raises(ValueError, match="address"):
-        parse_health_address(address)
+def test_address_without_host_or_port_is_refused():
+    for address in ("127.0.0.1", ":8080", "127.0.0.1:0", "127.0.0.1:http", "/run/health"):
+        with pytest.raises(ValueError, match="address"):
+            parse_health_address(address)
