@@ -93,7 +93,7 @@ class NsqdOptions(DaemonOptions):
     """Flags of nsqd 1.3.0 that have an effect here, and lookupd_ping_interval. Source: nsqd --help."""
 
     https_address: str = option(
-        "127.0.0.1:0", 'address for HTTPS, if there is a tls_cert; port 0 takes a free port, "" is off'
+        "127.0.0.1:0", 'address for HTTPS, if there is a tls_cert; port 0: a free port; "": off'
     )
     broadcast_tcp_port: int = option(0, "TCP port that nsqlookupd gives to consumers; 0: the real one")
     broadcast_http_port: int = option(0, "HTTP port that nsqlookupd gives to consumers; 0: the real one")
@@ -111,7 +111,7 @@ class NsqdOptions(DaemonOptions):
     )
     node_id: int = option(0, "number of this nsqd, which is a part of each message id", minimum=0, maximum=1023)
     mem_queue_size: int = option(
-        10000, "messages that a topic or channel keeps in memory; more are on disk, or dropped if it is ephemeral"
+        10000, "messages of a topic or channel in memory; more are on disk, or dropped if ephemeral"
     )
     max_msg_size: int = option(1048576, "largest body of a message", unit="bytes")
     max_body_size: int = option(5242880, "largest body of a command", unit="bytes")
@@ -135,10 +135,10 @@ class NsqdOptions(DaemonOptions):
     tls_key: str = option("", "file of the key of tls_cert")
     tls_root_ca_file: str = option("", "file of the CAs that sign certificates of clients and auth servers")
     tls_client_auth_policy: str = option(
-        "", '"require" or "require-verify" a certificate of each client; any value but "" also requires TLS'
+        "", '"require" or "require-verify" certificates of clients; any value but "" requires TLS'
     )
     tls_required: str | bool = option(
-        "false", '"true": clients must use TLS; "tcp-https": not for HTTP; "false": no', choices=tuple(_TLS_REQUIRED)
+        "false", '"true": clients must use TLS; "tcp-https": not for HTTP', choices=tuple(_TLS_REQUIRED)
     )
     tls_min_version: str = option("tls1.0", f"lowest version of TLS: {', '.join(TLS_VERSIONS)}", choices=TLS_VERSIONS)
     snappy: bool = option(True, "offer compression with snappy")
@@ -151,7 +151,7 @@ class NsqdOptions(DaemonOptions):
         2.0, "longest time to connect to an auth server", unit="s", minimum=0.001
     )
     http_client_request_timeout: float = option(
-        5.0, "longest time for the whole response of an auth server", unit="s", minimum=0.001
+        5.0, "longest time for the response of an auth server", unit="s", minimum=0.001
     )
 
     def __post_init__(self) -> None:
@@ -178,6 +178,6 @@ class LookupdOptions(DaemonOptions):
     """Flags of nsqlookupd 1.3.0 that have an effect here. Source: nsqlookupd --help."""
 
     inactive_producer_timeout: float = option(
-        300.0, "time without a PING after which an nsqd is not listed", unit="s", minimum=0
+        300.0, "an nsqd is not listed after this time without a PING", unit="s", minimum=0
     )
     tombstone_lifetime: float = option(45.0, "time that a tombstone hides an nsqd", unit="s", minimum=0)

@@ -58,13 +58,12 @@ for _program in programs():
     default=default_host,
     show_default="127.0.0.1",
     metavar="ADDRESS",
-    help="Where all servers listen: an IP address, or 0.0.0.0 for clients in other machines and containers.",
+    help="Where all servers listen: an IP address, or 0.0.0.0 for clients elsewhere.",
 )
 @click.option(
     "--broadcast-address",
     metavar="NAME",
-    help="Name or address under which clients reach the servers. nsqlookupd gives it to consumers, and it is printed."
-    f"  [default: {HOST_OR_NAME}]",
+    help=f"Name or address of the servers for clients, which nsqlookupd gives to consumers.  [default: {HOST_OR_NAME}]",
 )
 @click.option(
     "--base-port",

@@ -51,7 +51,7 @@ class ConnectOptions(Options):
 
     nsqd_tcp_addresses: tuple[str, ...] = option((), "addresses of nsqds, as host:port, separated by commas")
     lookupd_http_addresses: tuple[str, ...] = option(
-        (), "addresses of nsqlookupds, which name the nsqds, as URL or host:port, separated by commas"
+        (), "addresses of nsqlookupds, as URL or host:port, separated by commas"
     )
     lookupd_poll_interval: float = option(
         10.0, "time between two requests to each nsqlookupd", unit="s", minimum=0.01, maximum=86400
@@ -127,7 +127,7 @@ class ReadOptions(ConnectOptions):
     topic: str = option("", "topic to read, or several, separated by commas; required, unless a pattern is given")
     topic_pattern: str = option(
         "",
-        "regular expression for the whole names of the topics to read; topics that nsqlookupd gets later are added",
+        "regular expression for whole names of topics; those that nsqlookupd gets later are added",
     )
     channel: str = option("", "channel to read; it is created if it does not exist; required")
     other_channels: str = option(
@@ -142,15 +142,14 @@ class ReadOptions(ConnectOptions):
     )
     spool: str = option(
         "",
-        "directory of the spool, a path or the URI of an object store; required for readStream; each query needs its "
-        "own",
+        "directory of this query's own spool, a path or the URI of an object store; required for readStream",
     )
     # Name of the query, such as the URI of its checkpoint. The spool of another owner is refused. The job sets it.
     spool_owner: str = option("", "")
     spool_mode: str = option(
         "0700",
-        "octal permissions of the spool's directories on local and mounted file systems; files have the same without "
-        "x; the umask has no effect; use 2770 if receivers, driver and executors are several users of one group",
+        "octal permissions of the spool's directories, and without x of its files, whatever the umask; 2770 if "
+        "receivers, driver and executors are several users of one group",
     )
     receivers: str = option(
         "driver",
@@ -167,15 +166,14 @@ class ReadOptions(ConnectOptions):
     )
     segment_time: float | None = option(
         None,
-        "longest time that a message waits for its segment; up to 5 s while more than 1,000 segments wait in the "
-        "spool; default: 0.1, or 2 if the spool is on an object store",
+        "longest wait of a message for its segment; up to 5 s while over 1,000 segments wait; default: 0.1, or 2 on an "
+        "object store",
         unit="s",
         minimum=0.001,
     )
     max_spool_bytes: int = option(
         1024 * MIB,
-        "size of the unread segments of the spool above which no more messages are received; a batch read fails if "
-        "it needs more",
+        "unread bytes of the spool above which no more messages are received; a batch read that needs more fails",
         unit="bytes",
         minimum=1,
     )
@@ -195,8 +193,7 @@ class ReadOptions(ConnectOptions):
     )
     max_trigger_delay: float = option(
         DEFAULT_TRIGGER_DELAY,
-        "with minRowsPerBatch: time since the last batch after which a batch has what is there; the first batch of a "
-        "run does not wait",
+        "with minRowsPerBatch: longest time since the last batch; the first batch of a run does not wait",
         unit="s",
         minimum=0.001,
     )

@@ -98,7 +98,7 @@ def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:  # Any:
 @click.option(
     "--take-over",
     is_flag=True,
-    help="Go on with tables that belong to another checkpoint, such as one that is lost. That job must not run.",
+    help="Go on with tables of another checkpoint, such as one that is lost. Its job must not run.",
 )
 @click.option("--status", is_flag=True, help="Tell where the queries stand, and end. Starts no Spark.")
 @click.option("--watch", metavar="TIME", type=PAUSE, help="With --status: tell it again after each such time.")
@@ -106,7 +106,7 @@ def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:  # Any:
     "--until",
     metavar="TIME",
     callback=_time,
-    help="For rebuild: count the windows that end at this time or before, such as 2026-11-20T10:00 (in UTC).",
+    help="For rebuild: count windows that end until this time, such as 2026-11-20T10:00 (UTC).",
 )
 @click.argument("action", required=False, type=click.Choice(["maintain", *_NAMED, "receivers"]))
 @click.argument("name", required=False)

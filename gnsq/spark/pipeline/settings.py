@@ -106,13 +106,12 @@ class JobSettings(Settings):
 
     work: str = option(
         "",
-        "directory for notes, spools and checkpoints, a path or the URI of an object store; always the same for one "
-        "job; required",
+        "the job's own directory for notes, spools and checkpoints, a path or the URI of an object store; required",
     )
     output: str = option("", "directory of the tables, a path or the URI of an object store; required")
     spool: str = option("", "base of the spools, a path or the URI of an object store; default: in work")
     checkpoint: str = option(
-        "", "base of the checkpoints, a path or any URI that Spark knows; default: in work, unless that is a URI"
+        "", "base of the checkpoints, a path or a URI of Spark; default: in work, unless that is a URI"
     )
     nsqd_tcp_addresses: tuple[str, ...] = option((), "host:port of an nsqd to read from")
     nsqd_http_addresses: tuple[str, ...] = option((), "its HTTP address, for the backlog and for --once", secret=True)
@@ -122,9 +121,7 @@ class JobSettings(Settings):
     nsq: Mapping[str, str] = option(None, "further options of the source, such as tls", secret=True)
     receivers: str = option("driver", "where messages are received: driver or external", choices=("driver", "external"))
     channel_prefix: str = option("", "what the name of each channel begins with; the name of the query follows")
-    setup: str = option(
-        "", "Python function that is called with the Spark session before the queries start, as module:name"
-    )
+    setup: str = option("", "module:name of a function that is called with the Spark session before the queries start")
     deduplicate: float = option(
         0.0,
         "leave out what nsqd delivers again within this time; 0: nothing",
@@ -135,7 +132,7 @@ class JobSettings(Settings):
     )
     maintain_every: int = option(
         100,
-        "merge small files of a table and delete old ones after so many batches; 0: never",
+        "merge small files and delete old ones after so many batches; 0: never",
         unit="batches",
         minimum=1,
         special=(0,),
@@ -143,8 +140,7 @@ class JobSettings(Settings):
     max_rows_per_batch: int = option(200_000, "largest batch", unit="rows", minimum=1)
     trigger_interval: float = option(
         2.5,
-        "time since the last batch for which a batch waits until it has max_rows_per_batch, so that little traffic "
-        "does not make many small files; 0: no batch waits",
+        "longest time since the last batch for which a batch waits for max_rows_per_batch; 0: no batch waits",
         unit="s",
         minimum=0.001,
         maximum=YEAR,

@@ -100,8 +100,7 @@ class TableSettings(Settings):
     topics: tuple[str, ...] = option((), "topics with the events; default: the topic of the table's name")
     topic_pattern: str = option(
         "",
-        "in place of topics, a regular expression for the whole names of topics; topics that nsqlookupd gets later are "
-        "added",
+        "in place of topics: a regular expression for whole names; topics that nsqlookupd gets later are added",
     )
     format: str = option(
         "json", "json, or raw: bodies are archived as they came, as bytes, without a schema", choices=("json", "raw")
