@@ -135,13 +135,13 @@ def test_saved_topics_are_published_again_byte_for_byte(real_nsqd, topic, tmp_pa
         for name, messages in saved.items():
             producer.multipublish(name, messages)
     servers = ["--nsqd", real_nsqd.tcp_address, "--nsqd-http", real_nsqd.http_address]
-    words = ["--topic-pattern", f"^{topic}-", "-d", str(tmp_path), "--name", "{topic}/{date}/%H", "--format", "json"]
+    words = ["--topic-pattern", f"^{topic}-", "-d", str(tmp_path), "--name", "{topic}.%H", "--format", "json"]
 
     written = run(sys.executable, "-m", "gnsq", "to-file", *words, "-n", "6", *servers)
 
     assert written.returncode == 0, written.stderr
     for name, messages in saved.items():
-        (path,) = (tmp_path / name).glob("*/*.jsonl")
+        (path,) = tmp_path.glob(f"{name}.*.jsonl")
         back = run(sys.executable, "-m", "gnsq", "pub", f"{name}-back", str(path), "--format", "json", *servers)
         assert back.returncode == 0, back.stderr
         assert sorted(bodies(real_nsqd, f"{name}-back")) == sorted(messages)

@@ -20,9 +20,9 @@ NODES = {"n:1": "nsqd0", "n:2": "nsqd1"}
 
 @pytest.mark.slow
 @pytest.mark.subprocess
-@pytest.mark.parametrize("flags", [["--seconds=6", "--seed=2"], ["--seconds=1", "--seed=1", "--commands"]])
-def test_invariants_hold_with_the_emulator(flags):
-    result = run(sys.executable, "-m", "integration.chaos", "--fake", *flags, cwd=ROOT, limit=280)
+def test_commands_lose_nothing_with_the_emulator():
+    flags = ["--fake", "--seconds=1", "--seed=1", "--commands"]
+    result = run(sys.executable, "-m", "integration.chaos", *flags, cwd=ROOT, limit=280)
 
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -232,7 +232,7 @@ def test_relay_tells_of_a_dead_greenlet_and_ends_its_connection(nsqd, caplog):
         pytest.param(("to-file", "t"), 0, "gnsq-to-file-rotate", id="to-file"),
         pytest.param(("tail", "t", "--channel", "c"), 0, "gnsq-watch", id="tail, watching"),
         pytest.param(("tail", "t", "--channel", "c"), 1, "gnsq-start", id="tail, starting"),
-        pytest.param(("tail", "--take", "--topic-pattern", "t"), 0, "gnsq-topics", id="tail, topics"),
+        pytest.param(("to-file", "--topic-pattern", "t"), 0, "gnsq-topics", id="to-file, topics"),
         pytest.param(("tail", "new", "--timeout", "500ms"), 1, "gnsq-connect", id="tail, nothing known"),
         pytest.param(("ping",), 1, "gnsq-ping", id="ping"),
         pytest.param(("stats",), 1, "gnsq-poll", id="stats"),

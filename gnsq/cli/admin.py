@@ -12,6 +12,7 @@ import click
 import gevent
 from gevent.socket import wait_read
 
+from gnsq.addresses import format_address, is_port
 from gnsq.census import Counts, short_address
 from gnsq.cli.command import Command, before_signal
 from gnsq.cli.group import Group
@@ -21,7 +22,9 @@ from gnsq.cli.stats import report
 from gnsq.cli.sums import Snapshot
 from gnsq.cli.topics import CHANNEL, TOPIC
 from gnsq.concurrency.greenlets import spawn
+from gnsq.discovery import parse_lookupds
 from gnsq.errors import NSQHttpError
+from gnsq.lookupd import LookupdClient
 from gnsq.running import StopSignals
 from gnsq.texts import counted, printable
 
@@ -86,7 +89,8 @@ _VERBS = (
 
 def _group(name: str) -> click.Group:
     kinds = ("topic",) if name == "topic" else ("topic", "channel")
-    text = f"""Create, delete, empty, pause and list {name}s.
+    hides = ", list and hide" if name == "topic" else " and list"
+    text = f"""Create, delete, empty, pause{hides} {name}s.
 
     The nsqds are those that nsqlookupd names and those of --nsqd, which are asked at their HTTP ports. An nsqd that
     fails is named. To do the rest, repeat the command.
@@ -280,30 +284,39 @@ def _numbers(counts: Counts) -> str:
 def _tombstone(cluster: Cluster, stop: StopSignals, topic: str, node: str) -> int:
     """Let consumers find TOPIC at one nsqd no more, before it is taken out of service.
 
-    HOST:PORT is its HTTP address, as nsqlookupd knows it. All nsqlookupds hide it there for the time of their
-    --tombstone-lifetime, or until that nsqd makes the topic again. Then delete the topic at that nsqd, or stop it:
-    consumers that are connected stay.
+    HOST:PORT is its broadcast address and HTTP port. All nsqlookupds hide it there for the time of their
+    --tombstone-lifetime; again makes that longer. Then delete the topic at that nsqd, or stop it: consumers that are
+    connected stay.
     """
     if not cluster.lookupds:
         raise click.UsageError("nsqlookupd keeps tombstones: give --lookupd HOST:PORT")
-    poller = NodePoller(cluster, topic)
-    found = before_signal(stop, poller.poll)
-    having = sorted(short_address(each.address) for each in found.nodes if topic in (each.registered or ()))
-    failures = [text for text in found.failures if text.startswith("nsqlookupd ")]
-    if node in having:
-        for lookupd in poller.census.lookupds:
-            try:
-                lookupd.tombstone_topic(topic, node)
-            except NSQHttpError as error:
-                failures.append(f"nsqlookupd {short_address(lookupd.address)}: {printable(error.explanation)}")
-            else:
-                click.echo(f"topic {topic} of {node} hidden at {short_address(lookupd.address)}", err=True)
-    else:
-        others = f"those with it are {', '.join(having)}" if having else "no nsqd has it"
+    failures: list[str] = []
+    having: set[str] = set()
+    is_hidden = False
+    for lookupd in parse_lookupds(cluster.lookupds, cluster.http):
+        try:
+            named = before_signal(stop, _nsqds_of, lookupd, topic)
+            for exact in [exact for exact, written in named.items() if node.lower() in (exact.lower(), written)]:
+                lookupd.tombstone_topic(topic, exact)
+                click.echo(f"topic {topic} of {exact} hidden at {short_address(lookupd.address)}", err=True)
+                is_hidden = True
+            having |= set(named)
+        except NSQHttpError as error:
+            failures.append(f"nsqlookupd {short_address(lookupd.address)}: {printable(error.explanation)}")
+    if not is_hidden:
+        others = f"those with it are {', '.join(sorted(having))}" if having else "no nsqd has it"
         failures.append(f"no nsqlookupd knows an nsqd {node} with topic {topic}: {others}")
     for text in failures:
         click.echo(f"Error: {text}", err=True)
     return 1 if failures else 0
+
+
+def _nsqds_of(lookupd: LookupdClient, topic: str) -> dict[str, str]:
+    """Return the nsqds with a topic, hidden or not: as nsqlookupd compares them, and as addresses are written."""
+    producers = [each for each in lookupd.nodes()["producers"] if topic in (each.get("topics") or ())]
+    pairs = [(each.get("broadcast_address"), each.get("http_port")) for each in producers]
+    known = [(host, port) for host, port in pairs if isinstance(host, str) and is_port(port)]
+    return {f"{host}:{port}": format_address(host, port).lower() for host, port in known}
 
 
 # --- lists

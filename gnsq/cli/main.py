@@ -22,7 +22,7 @@ _SENTENCES = {
     "stats": "Show topics and channels, summed over all nsqds: depth, messages in flight and deferred, rates, clients.",
     "tail": "Print the messages of one or more topics as they come, until Ctrl-C.",
     "to-file": "Write the messages of topics to files, for each topic files of its own.",
-    "topic": "Create, delete, empty, pause and list topics.",
+    "topic": "Create, delete, empty, pause, list and hide topics.",
 }
 _PATHS = {
     "channel": "gnsq.cli.admin:channel",

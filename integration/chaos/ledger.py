@@ -243,13 +243,14 @@ class Judge:
         only what is in flight, at a handler or on its way, and what was deferred. Source: nsqd topic.go, put().
         """
         _, began, due = self._published[key]
+        confirmed = self._outcomes[key][1]
         if fault.kind.startswith(LOST_RECORDS):
             return fault.ended >= began and fault.kind.removeprefix(LOST_RECORDS) in (TOPIC, f"{TOPIC}:{channel}")
         if fault.kind == "has a full disk":
             return fault.ended + TORN >= began
         if not fault.loses or fault.ended < began:
             return False
-        if self._memory[fault.target] or due or began >= fault.began - SYNCED:
+        if self._memory[fault.target] or due or confirmed >= fault.began - SYNCED:
             return True
         consumers = {life.name for life in self.lives if life.settings.get("channel") == channel}
         was_delivered = any(each.worker.settings["channel"] == channel for each in self._by_key[key])

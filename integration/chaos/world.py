@@ -34,7 +34,9 @@ ALL = 10_000
 # A fault of nsqd's own, that its log tells of, followed by the name of the disk queue: it was killed twice, has written
 # over a file, and meets bytes there that are no record. Source: go-diskqueue, readOne() and checkTailCorruption().
 LOST_RECORDS = "has lost records of "
-_LOST = re.compile(r"\[nsqd\] (\S+ \S+) ERROR: DISKQUEUE\((\S+)\) .*(?:data loss|invalid message read size)")
+_LOST = re.compile(
+    r"\[nsqd\] (\S+ \S+) ERROR: DISKQUEUE\((\S+)\) .*(?:data loss|invalid message read size|unexpected EOF)"
+)
 # How handlers answer: methods of workers.Handlers.
 WAYS = ("returning", "finish_all", "threads", "batches", "messages", "touching", "late", "giving_up")
 

@@ -117,14 +117,16 @@ def test_tombstone_hides_a_topic_of_one_nsqd_at_nsqlookupd(cluster):
     node, other = map(short, cluster.nsqds)
 
     done = invoke("topic", "tombstone", "orders", node, *lookupd(cluster))
+    again = invoke("topic", "tombstone", "orders", node, *lookupd(cluster))
     unknown = invoke("topic", "tombstone", "orders", other, *lookupd(cluster))
 
     address = cluster.lookupds[0].http_address.removeprefix("http://")
     assert (done.exit_code, done.stderr) == (0, f"topic orders of {node} hidden at {address}\n")
+    assert (again.exit_code, again.stderr) == (0, done.stderr)
     assert registry(cluster).lookup("orders")["producers"] == []
     assert topics(cluster.nsqds[0]) == ["clicks", "orders"]
     assert unknown.exit_code == 1
-    assert f"no nsqlookupd knows an nsqd {other} with topic orders: no nsqd has it" in unknown.stderr
+    assert f"no nsqlookupd knows an nsqd {other} with topic orders: those with it are {node}" in unknown.stderr
 
 
 def test_tombstone_needs_nsqlookupd(fakensqd):

@@ -33,7 +33,8 @@ def quoted(name: str) -> str:
 
 def in_backticks(sql: str, names: Iterable[str]) -> str:
     """Say which of these columns an expression names as SQL can't read them; empty if it does not."""
-    found = [quoted(name) for name in names if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) is None and name in sql]
+    odd = [name for name in names if len(name) > 1 and re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) is None]
+    found = [quoted(name) for name in odd if name in sql]
     missing = [name for name in found if name not in sql]
     return f"; write the name of a column with other characters than a-z, 0-9 and _ as {missing[0]}" if missing else ""
 

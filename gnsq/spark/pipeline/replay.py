@@ -129,8 +129,9 @@ def rebuild(
 
 def _needed(metric: MetricSettings, names: Collection[str]) -> list[str]:
     """Return the columns that a metric needs, or some more: our own, and those whose names are in its expressions."""
-    text = " ".join((*metric.keys, *metric.aggregates)).lower().replace("count(*)", "").replace("``", "`")
-    return [name for name in names if name in OWN or name.lower() in text or "*" in text]
+    text = " ".join((*metric.keys, *metric.aggregates)).lower().replace("``", "`")
+    needs_all = "*" in text.replace("count(*)", "")
+    return [name for name in names if name in OWN or name.lower() in text or needs_all]
 
 
 # --- dead letters

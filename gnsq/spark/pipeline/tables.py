@@ -215,7 +215,8 @@ def named_expression(text: str) -> tuple[str, str]:
     if match := _CALL.fullmatch(text):
         of = "" if match[2] == "*" else "_" + _unquoted(match[2])
         return match[1].lower() + of, text
-    raise ValueError(f"{text!r} needs a name for its column: write {text} AS name; or, if it is a column, `{text}`")
+    column = f"; or, if it is a column, `{text}`" if "`" not in text else ""
+    raise ValueError(f"{text!r} needs a name for its column: write {text} AS name{column}")
 
 
 def _unquoted(name: str) -> str:

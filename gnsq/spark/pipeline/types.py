@@ -10,7 +10,6 @@ import datetime as dt
 import json
 import math
 import re
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Context, Decimal
@@ -23,7 +22,7 @@ __all__ = [
     *("EventColumn", "Shape", "Step", "Wrong"),
     *("explain", "rescued"),
     *("check_type", "json_path", "type_text"),
-    *("BASE64", "DATE", "LONE_SURROGATE", "MAX_DEPTH", "MAX_NUMBER", "NUMBER", "PAIR_OR_ESCAPE", "PARTS"),
+    *("BASE64", "DATE", "END", "LONE_SURROGATE", "MAX_DEPTH", "MAX_NUMBER", "NUMBER", "PAIR_OR_ESCAPE", "PARTS"),
     *("SCALARS", "TIMESTAMP", "ZONE"),
 ]
 
@@ -34,7 +33,9 @@ MAX_KEY, MAX_NUMBER = 50_000, 1_000
 # Characters of a value that a reason shows.
 SHOWN = 100
 
-# The following are for Java's regular expressions, too. A date, and a time without its zone.
+# The following are for Java's regular expressions, too. The end of a text: Java's $ is before a last line break, too. A
+# date, and a time without its zone.
+END = r"(?![\s\S])"
 DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
 TIMESTAMP = DATE + r"[Tt ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?"
 ZONE = r"(?:[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)"
@@ -55,6 +56,7 @@ _STEP = re.compile(
 _PLAIN_KEY = re.compile(r"[^\W\d][\w-]*")
 # The nearest float of larger numbers is infinite.
 _EXACT = Context(prec=2000, Emax=10**9, Emin=-(10**9))
+_FLOAT_END = 2**128 - 2**103
 _INTEGERS: dict[type[T.DataType], int] = {T.ByteType: 7, T.ShortType: 15, T.IntegerType: 31, T.LongType: 63}
 SCALARS = (
     *(T.StringType, T.BooleanType, *_INTEGERS, T.FloatType, T.DoubleType, T.DecimalType),
@@ -189,7 +191,7 @@ def _explain_body(body: bytes) -> str:
             nodes += [(child, depth + 1) for child in node.values() if child is not None]
         elif isinstance(node, list):
             nodes += [(child, depth + 1) for child in node if child is not None]
-        elif isinstance(node, _Number) and len(node) > MAX_NUMBER:
+        elif isinstance(node, _Number) and sum(map(str.isdigit, node)) > MAX_NUMBER:
             return f"body has a number of more than {MAX_NUMBER:,} digits"
     return "body is beyond a limit of Spark's JSON parser"
 
@@ -303,7 +305,7 @@ def _fits(value: Any, kind: T.DataType) -> bool:  # Any: JSON that is not null
         case T.TimestampNTZType():
             return is_text and re.fullmatch(TIMESTAMP, value) is not None and _is_moment(value)
         case T.DecimalType():
-            if is_text and re.fullmatch(NUMBER, value) is None:
+            if is_text and (len(value) > MAX_NUMBER or re.fullmatch(NUMBER, value) is None):
                 return False
             return isinstance(value, str) and _fits_decimal(value, kind.precision, kind.scale)
     if not isinstance(value, _Number) or not isinstance(kind, T.NumericType):
@@ -316,18 +318,17 @@ def _fits(value: Any, kind: T.DataType) -> bool:  # Any: JSON that is not null
 def _fits_decimal(text: str, precision: int, scale: int) -> bool:
     if re.fullmatch(PARTS, text) is None:
         return False
-    # Unscaled, it is a whole number of so many digits.
+    # Unscaled, it is a whole number of so many digits. abs() would round.
     unscaled = Decimal(text).scaleb(scale, _EXACT)
-    return unscaled == unscaled.to_integral_value(context=_EXACT) and abs(unscaled) < 10**precision
+    is_whole = unscaled == unscaled.to_integral_value(context=_EXACT)
+    return is_whole and -(10**precision) < unscaled < 10**precision
 
 
 def _is_finite(text: str, kind: T.DataType) -> bool:
     if isinstance(kind, T.DoubleType):
         return math.isfinite(float(text))
-    try:
-        return math.isfinite(struct.unpack("f", struct.pack("f", float(text)))[0])
-    except OverflowError:
-        return False
+    # Half a step beyond the largest float.
+    return -_FLOAT_END < Decimal(text) < _FLOAT_END
 
 
 def _is_date(text: str) -> bool:
