@@ -1,11 +1,11 @@
 """Pytest plugin of ``make test``: share the test files between workers, and print the progress by parts.
 
-The tests that need a JVM share one: a second one would take 10 s of CPU to start, and as much again until it has loaded
-what the first queries need. So one worker runs all their files, and the others all other files; that one helps them
-when it has finished its own. Tests that start a Spark of their own, as all in integration/ do, are the longest others,
-and all workers begin with them. Files with much text, or with many kills of a Spark, come first, since they take long:
-else a worker would end long after the others. All tests
-of a file run in one worker, since they share daemons and queries.
+The tests that need a JVM share one, or two with four workers: each takes 10 s of CPU to start, and as much again until
+it has loaded what the first queries need. So one worker or two run all their files, and the others all other files;
+these help them when they have finished their own. Tests that start a Spark of their own, as all in integration/ do, are
+the longest others, and all workers begin with them. Files with much text, or with many kills of a Spark, come first,
+since they take long: else a worker would end long after the others. All tests of a file run in one worker, since they
+share daemons and queries.
 
 The tests have a temporary directory and a home of their own, which are deleted at the end. The run fails if they leave
 files in the working directory, or processes, which are killed.
@@ -57,10 +57,10 @@ def pytest_configure(config):
 def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import LoadFileScheduling
 
-    class OneSpark(LoadFileScheduling):
-        """One worker alone takes the files that need the common JVM, and takes them first."""
+    class FewSparks(LoadFileScheduling):
+        """Of two workers one takes the files that need a common JVM, of four two; they take them first."""
 
-        _spark_node = None
+        _spark_nodes = frozenset()
 
         def remove_node(self, node):
             """Give what a worker that has died had left to others, but for the test in which it has died.
@@ -89,19 +89,20 @@ def pytest_xdist_make_scheduler(config, log):
                 return
             scope = min(scopes, key=scopes.get)
             if scopes[scope][0] == Order.SPARK:
-                self._spark_node = node
+                self._spark_nodes |= {node}
             self.workqueue.move_to_end(scope, last=False)
             super()._assign_work_unit(node)
 
         def _scopes_for(self, node):
             """Return the files that a worker may take: name -> what to sort by."""
-            may_spark = self._spark_node in (None, node) or self._spark_node not in self.nodes
+            known = self._spark_nodes.intersection(self.nodes)
+            may_spark = node in known or len(known) < max(len(self.nodes) // 2, 1)
             found = {scope: _order(config.rootpath / scope, scope) for scope in self.workqueue}
             return {scope: order for scope, order in found.items() if may_spark or order[0] != Order.SPARK}
 
     # Not the files with the most tests first.
     config.option.loadscopereorder = False
-    return OneSpark(config, log)
+    return FewSparks(config, log)
 
 
 class Order(enum.IntEnum):
