@@ -1,6 +1,6 @@
 """The example of stores.md with a real PostgreSQL: the job is killed again and again, and each event is there once.
 
-POSTGRES_KILLS is the number of kills, 3 unless said otherwise. PostgreSQL's programs are searched on PATH and where
+POSTGRES_KILLS is the number of kills, 1 unless said otherwise. PostgreSQL's programs are searched on PATH and where
 Debian's package postgresql has them.
 """
 
@@ -21,7 +21,7 @@ from tests.spark.helpers import is_empty, publish, wait_for
 
 psycopg = pytest.importorskip("psycopg")
 
-KILLS = int(os.environ.get("POSTGRES_KILLS", "3"))
+KILLS = int(os.environ.get("POSTGRES_KILLS", "1"))
 EVENTS = 1000 * (KILLS + 1)
 LIMIT = 150
 _INITDB = [shutil.which("initdb"), *sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")))]
