@@ -26,6 +26,7 @@ __all__ = [
     "listen",
     "listen_address",
     "listen_before_start",
+    "is_listening",
     "open_socket",
     "peer_address",
     "split_address",
@@ -94,6 +95,11 @@ def listen(address: tuple[str, int]) -> Any:  # Any: gevent has no types
 
     listener = _listening.pop(address, None) or open_socket(address)
     return cooperative.socket(listener.family, listener.type, fileno=listener.detach())
+
+
+def is_listening(address: tuple[str, int]) -> bool:
+    """Return True if listen_before_start() listens on an address, and listen() has not taken its socket."""
+    return address in _listening
 
 
 def listen_before_start(address: str) -> str:

@@ -21,6 +21,7 @@ from gevent.server import StreamServer
 from fakensqd.addresses import (
     UNIX_PORT,
     bound_address,
+    is_listening,
     join_address,
     listen,
     listen_address,
@@ -191,6 +192,9 @@ def _wsgi(application: Application) -> Callable[..., Iterable[bytes]]:
 class Port:
     """A port of a server. After stop(), bind() takes the same port again.
 
+    While it is open, a second socket is bound to it that does not listen: Linux lets a socket listen beside it. So no
+    other process gets the port by chance while the server is down.
+
     Args:
         address: ``host:port``, or the path of a unix socket. Port 0 takes a free port; "" opens no port.
 
@@ -201,8 +205,8 @@ class Port:
     def __init__(self, address: str) -> None:
         self._bind = listen_address(address) if address else ("", 0)
         self._is_off = not address
-        # The bound socket: it listens, or only reserves the port.
         self._socket: socket.socket | None = None
+        self._reserved: socket.socket | None = None
         self._server: StreamServer | None = None
         self._hub: Any = None  # gevent has no types
         # True in a child that was forked while the port was open: the file of a unix socket is the parent's.
@@ -230,15 +234,22 @@ class Port:
         Raises:
             OSError: If the server can't listen on the address.
         """
-        self.close()
-        if not self._is_off:
+        self.close(keeps_port=True)
+        if self._is_off:
+            return
+        try:
+            self._reserve()
             self._socket = listen(self._bind)
-            self._bind = bound_address(self._socket)
+        except OSError:
+            self.close()
+            raise
+        self._bind = bound_address(self._socket)
 
-    def reserve(self) -> None:
-        """After stop(), keep the port until bind(), so that connections are refused."""
-        if not self._is_off and self.port != UNIX_PORT:
-            self._socket = open_socket(self._bind, listening=False)
+    def _reserve(self) -> None:
+        # A socket that was opened before the start listens already.
+        if self._reserved is None and self.port != UNIX_PORT and not is_listening(self._bind):
+            self._reserved = open_socket(self._bind, listening=False)
+            self._bind = bound_address(self._reserved)
 
     def _start(self, server: StreamServer) -> None:
         self._server, self._hub = server, gevent.get_hub()
@@ -248,7 +259,7 @@ class Port:
     def after_fork_in_child(self, parent: int) -> None:
         """Leave the port and its connections to the parent, which could not close them while this process has them."""
         server, self._server = self._server, None
-        for sock in (self._socket, *self._accepted):
+        for sock in (self._socket, self._reserved, *self._accepted):
             if sock is not None:
                 disown(sock)
         self._is_inherited = True
@@ -257,8 +268,12 @@ class Port:
             if self._hub is get_hub_if_exists():  # no other thread's greenlets are here
                 server.pool.kill(block=False)
 
-    def close(self) -> None:
-        """Accept no more connections, and keep no port."""
+    def close(self, *, keeps_port: bool = False) -> None:
+        """Accept no more connections.
+
+        Args:
+            keeps_port: Keep the port until bind() or another close(); connections are refused.
+        """
         if self._server is not None:
             self._server.close()
         if self._socket is not None:
@@ -266,10 +281,15 @@ class Port:
             self._socket = None
             if not self._is_inherited:
                 remove_socket_file(self._bind)
+            if keeps_port:
+                self._reserve()
+        if self._reserved is not None and not keeps_port:
+            self._reserved.close()
+            self._reserved = None
 
-    def stop(self) -> None:
-        """Close the port and all its connections. Does nothing if they are closed."""
-        self.close()
+    def stop(self, *, keeps_port: bool = False) -> None:
+        """Close the port, as close(), and all its connections. Does nothing if they are closed."""
+        self.close(keeps_port=keeps_port)
         server, self._server = self._server, None
         if server is not None:
             server.stop(timeout=0)

@@ -166,11 +166,11 @@ class Daemon(Server):
     def _added_rules(self) -> Sequence[Rule]:
         return self.faults.added
 
-    def _close(self) -> None:
+    def _close(self, *, keeps_ports: bool = False) -> None:
         for port in self._ports:
-            port.close()
+            port.close(keeps_port=keeps_ports)
         for port in self._ports:
-            port.stop()
+            port.stop(keeps_port=keeps_ports)
         self.link.abort()
         self._greenlets.kill()
 
@@ -290,9 +290,7 @@ class Daemon(Server):
         """Abort connections and refuse new ones, until up() or start(). Topics and messages stay."""
         if not self.running:
             return
-        self._close()
-        for port in self._ports:
-            port.reserve()
+        self._close(keeps_ports=True)
 
     def up(self) -> None:
         """Listen on the same ports again. Does nothing if the server is up."""

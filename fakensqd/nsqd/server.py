@@ -158,12 +158,12 @@ class FakeNsqd(MessageAssertions, Daemon):
         """Return the states, see Daemon.states()."""
         return super().states() | {"pause_heartbeats": not self._heartbeats}
 
-    def _close(self) -> None:
+    def _close(self, *, keeps_ports: bool = False) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._peers.clear()
-        super()._close()
+        super()._close(keeps_ports=keeps_ports)
 
     def wait_registered(self) -> None:
         """Wait until each nsqlookupd has registered this nsqd, or one attempt to connect to it has failed."""

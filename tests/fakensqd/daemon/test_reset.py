@@ -2,6 +2,7 @@
 
 import gevent.socket
 import pytest
+from gevent import socket
 
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd, on
 from fakensqd.faults import answer, delay, drop
@@ -66,6 +67,24 @@ def test_reset_brings_up_a_server_that_is_down(nsqd):
     nsqd.reset()
 
     assert request(nsqd.http_address, "GET", "/ping") == "OK"
+
+
+def test_nobody_gets_the_ports_of_a_server_that_goes_down_and_comes_up(nsqd, monkeypatch):
+    def refuse(address, *, listening=True):
+        raise AssertionError(f"{address} was free meanwhile")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fakensqd.ports.open_socket", refuse)
+        nsqd.down()
+        with pytest.raises(ConnectionRefusedError):
+            Client(nsqd.tcp_address)
+        nsqd.up()
+
+    assert request(nsqd.http_address, "GET", "/ping") == "OK"
+    host, port = nsqd.tcp_address.split(":")
+    nsqd.stop()
+    with socket.create_server((host, int(port))):  # it is free
+        pass
 
 
 def test_command_that_a_fault_held_back_is_not_executed_after_a_reset(nsqd, clock):
