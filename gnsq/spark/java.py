@@ -163,7 +163,9 @@ def _probe(home: Path, origin: str, found: list[str]) -> Java | None:
     """Run a Java to learn its version. If it does not run or is not supported, add a description to found."""
     command = home / "bin" / "java"
     try:
-        answer = subprocess.run([str(command), "-version"], capture_output=True, text=True, timeout=60, check=False)
+        # Without that data, Java makes no folder in /tmp.
+        words = [str(command), "-XX:-UsePerfData", "-version"]
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         found.append(f"{command} ({origin}), which does not run: {error}")
         return None

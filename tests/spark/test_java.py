@@ -46,7 +46,7 @@ def make_java(tmp_path):
         (home / "bin").mkdir(parents=True)
         command = home / "bin" / "java"
         command.write_text(
-            f'#!/bin/sh\n[ "$1" = -version ] && echo \'openjdk version "{version}"\' >&2\nprintf "%s\\n" "$@"\n'
+            f'#!/bin/sh\n[ "$2" = -version ] && echo \'openjdk version "{version}"\' >&2\nprintf "%s\\n" "$@"\n'
         )
         command.chmod(0o755)
         return home

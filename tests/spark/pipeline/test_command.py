@@ -251,7 +251,7 @@ def test_signal_while_java_starts_ends_the_job_at_once(fakensqd, tmp_path):
     java.parent.mkdir()
     # Like Java, it ends when its input does.
     java.write_text("""#!/bin/sh
-case $1 in -version) echo 'openjdk version "17.0.1"' >&2 ;; *) touch "$JAVA_HOME/started" && cat >/dev/null ;; esac
+case "$*" in *-version) echo 'openjdk version "17.0.1"' >&2 ;; *) touch "$JAVA_HOME/started" && cat >/dev/null ;; esac
 """)
     java.chmod(0o755)
 

@@ -124,9 +124,10 @@ def test_java_has_a_temporary_directory_that_is_deleted(tmp_path, monkeypatch):
     folder.mkdir()
     (home / "bin").mkdir(parents=True)
     # Runs what finds Java's arguments, and notes these.
+    real = shlex.quote(find_java().home.as_posix())
     (home / "bin" / "java").write_text(
         "#!/bin/sh\n"
-        f'case "$*" in *launcher.Main*|-version) exec {shlex.quote(find_java().home.as_posix())}/bin/java "$@";; esac\n'
+        f'case "$*" in *launcher.Main*|*-version) exec {real}/bin/java "$@";; esac\n'
         f"printf '%s\\n' \"$@\" >{shlex.quote(str(tmp_path))}/arguments; exit 1\n"
     )
     (home / "bin" / "java").chmod(0o700)
