@@ -1,4 +1,4 @@
-"""FakeCluster: nsqds that are registered with nsqlookupds."""
+"""Nsqds that are registered with nsqlookupds: what tests ask of any cluster, and the emulated one."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ import dataclasses
 import os
 import random
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from fakensqd.addresses import join_address
 from fakensqd.clock import Clock
 from fakensqd.faults.control import AddedRules, make_rules, tell_unfired
 from fakensqd.faults.rules import Action, ActionFunction, Match, Point, Rule, Scenario
 from fakensqd.lookupd.server import FakeLookupd
-from fakensqd.nsqd.published import MessageAssertions
+from fakensqd.nsqd.published import AnyNsqd, MessageAssertions
 from fakensqd.nsqd.server import FakeNsqd
 from fakensqd.options import NsqdOptions
 from fakensqd.server import Server
+from fakensqd.transcript import UnknownChannel, wait_until
 from gnsq.tracebacks import clears_locals
 
-if TYPE_CHECKING:
-    from fakensqd.nsqd.broker import Topic
-
-__all__ = ["FakeCluster"]
+__all__ = ["Cluster", "FakeCluster"]
 
 # TCP port of nsqd N: base_port + _NSQD_PORT + N * _PORT_STEP; of nsqlookupd N: with _LOOKUPD_PORT. _PORTS: added to it.
 _NSQD_PORT, _LOOKUPD_PORT = 0, 10
@@ -32,7 +30,92 @@ _PORTS = {"tcp_address": 0, "http_address": 1}
 _MAX_PORT = 65535
 
 
-class FakeCluster(MessageAssertions, Server):
+class _AnyLookupd(Protocol):
+    @property
+    def http_address(self) -> str: ...
+    def report(self) -> str: ...
+
+
+_Nsqd = TypeVar("_Nsqd", bound=AnyNsqd)
+_Lookupd = TypeVar("_Lookupd", bound=_AnyLookupd)
+_Item = TypeVar("_Item")
+
+
+class Cluster(MessageAssertions, Generic[_Nsqd, _Lookupd]):
+    """Nsqds that are registered with nsqlookupds, and what tests ask of all of them together.
+
+    Attributes:
+        nsqds, lookupds: The servers.
+    """
+
+    nsqds: list[_Nsqd]
+    lookupds: list[_Lookupd]
+    # Index of the nsqd that gets the next message of publish().
+    _next_nsqd = 0
+
+    def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
+        """Publish each message to the next nsqd in turn; the first of all messages goes to nsqd 0.
+
+        Use ``cluster.nsqds[1].publish(...)`` to choose the nsqd. Arguments and errors are those of FakeNsqd.publish().
+        """
+        self.nsqds[0]._check_publish(topic, bodies, delay)
+        for body in bodies:
+            self.nsqds[self._next_nsqd].publish(topic, body, delay=delay)
+            self._next_nsqd = (self._next_nsqd + 1) % len(self.nsqds)
+
+    def wait_until(
+        self, predicate: Callable[[Self], _Item], expected: object = True, *, timeout: float = 10.0
+    ) -> _Item:
+        """Wait until a function, called with this cluster, returns the expected value, see FakeNsqd.wait_until()."""
+        __tracebackhide__ = True
+        return wait_until(lambda: predicate(self), expected, timeout=timeout)
+
+    def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
+        """Return the bodies that FakeNsqd.messages() lists for nsqd 0, then those of nsqd 1, and so on. A channel need
+        not exist on all nsqds."""
+        having = [nsqd for nsqd in self.nsqds if channel is None or channel in nsqd._channel_names().get(topic, ())]
+        if channel is not None and not having:
+            raise UnknownChannel(topic, channel, self._channel_names())
+        return [body for nsqd in having for body in nsqd.messages(topic, channel)]
+
+    def _numbers(self, name: str, topic: str, channel: str | None) -> list[int]:
+        return [number for nsqd in self.nsqds for number in nsqd._numbers(name, topic, channel)]
+
+    def _channel_names(self) -> Mapping[str, Collection[str]]:
+        return self._together(nsqd._channel_names() for nsqd in self.nsqds)
+
+    def _kept_bodies(self) -> Mapping[str, Sequence[bytes]]:
+        return self._together(nsqd._kept_bodies() for nsqd in self.nsqds)
+
+    @staticmethod
+    def _together(found: Iterable[Mapping[str, Iterable[_Item]]]) -> dict[str, list[_Item]]:
+        together: dict[str, list[_Item]] = {}
+        for each in found:
+            for topic, items in each.items():
+                together.setdefault(topic, []).extend(items)
+        return together
+
+    def _transcript_end(self) -> str:
+        ends = [(nsqd, nsqd._transcript_end()) for nsqd in self.nsqds]
+        return "\n".join(f"nsqd {nsqd.tcp_address}:\n{end}" for nsqd, end in ends if end)
+
+    def report(self) -> str:
+        """Return what is known of each server as text, for the report of a failed test."""
+        reports = [*(nsqd.report() for nsqd in self.nsqds), *(lookupd.report() for lookupd in self.lookupds)]
+        return "\n\n".join(reports)
+
+    @property
+    def nsqd_tcp_addresses(self) -> list[str]:
+        """``host:port`` of each nsqd."""
+        return [nsqd.tcp_address for nsqd in self.nsqds]
+
+    @property
+    def lookupd_http_addresses(self) -> list[str]:
+        """``host:port`` of the HTTP API of each nsqlookupd, for consumers."""
+        return [lookupd.http_address for lookupd in self.lookupds]
+
+
+class FakeCluster(Cluster[FakeNsqd, FakeLookupd], Server):
     """Fake nsqds and nsqlookupds; each nsqd is registered with every nsqlookupd. Call start() or use ``with``.
 
     Args:
@@ -83,8 +166,6 @@ class FakeCluster(MessageAssertions, Server):
             FakeNsqd(node_id=number, clock=clock, **(_addresses(host, base_port, _NSQD_PORT, number) | own))
             for number in range(nsqds)
         ]
-        # Index of the nsqd that gets the next message of publish().
-        self._next_nsqd = 0
 
     def start(self) -> Self:
         """Start all servers that do not run, wait until the nsqds are registered, and return this cluster.
@@ -158,61 +239,15 @@ class FakeCluster(MessageAssertions, Server):
         for daemon in (*self.nsqds, *self.lookupds):
             daemon.faults.remove(rules)
 
-    def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
-        """Publish each message to the next nsqd in turn; the first of all messages goes to nsqd 0.
-
-        Use ``cluster.nsqds[1].publish(...)`` to choose the nsqd. Arguments and errors are those of FakeNsqd.publish().
-        """
-        self.nsqds[0]._check_publish(topic, bodies, delay)
-        for body in bodies:
-            self.nsqds[self._next_nsqd].publish(topic, body, delay=delay)
-            self._next_nsqd = (self._next_nsqd + 1) % len(self.nsqds)
-
-    def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
-        """Return the bodies that FakeNsqd.messages() lists for nsqd 0, then those of nsqd 1, and so on. A channel need
-        not exist on all nsqds."""
-        if channel is not None:
-            return [message.body for each in self._channels(topic, channel) for message in each.stored()]
-        return [body for nsqd in self.nsqds for body in nsqd.messages(topic)]
-
-    def _topics(self) -> Mapping[str, Sequence[Topic]]:
-        having = [nsqd.broker.topics for nsqd in self.nsqds]
-        return {name: [topics[name] for topics in having if name in topics] for topics in having for name in topics}
-
-    def _kept_bodies(self) -> Mapping[str, Sequence[bytes]]:
-        kept: dict[str, list[bytes]] = {}
-        for nsqd in self.nsqds:
-            for topic, bodies in nsqd._kept_bodies().items():
-                kept.setdefault(topic, []).extend(bodies)
-        return kept
-
-    def _transcript_end(self) -> str:
-        ends = [(nsqd, nsqd._transcript_end()) for nsqd in self.nsqds]
-        return "\n".join(f"nsqd {nsqd.tcp_address}:\n{end}" for nsqd, end in ends if end)
-
     def unfired(self) -> list[str]:
         """Describe each required rule that never fired, and the event that came closest to a match."""
         found = [line for daemon in (*self.nsqds, *self.lookupds) for line in daemon.unfired()]
         return list(dict.fromkeys(found))
 
-    def report(self) -> str:
-        """Return the seed and the end of each server's transcript as text, for the report of a failed test."""
-        return "\n\n".join(daemon.report() for daemon in (*self.nsqds, *self.lookupds))
-
     @property
     def errors(self) -> list[BaseException]:
         """The ``errors`` of all servers: exceptions that show a bug of the emulator, or of a test's own action."""
         return [error for daemon in (*self.nsqds, *self.lookupds) for error in daemon.errors]
-
-    @property
-    def nsqd_tcp_addresses(self) -> list[str]:
-        """``host:port`` of each nsqd."""
-        return [nsqd.tcp_address for nsqd in self.nsqds]
-
-    @property
-    def lookupd_http_addresses(self) -> list[str]:
-        """``host:port`` of the HTTP API of each nsqlookupd, for consumers."""
-        return [lookupd.http_address for lookupd in self.lookupds]
 
 
 def _addresses(host: str, base_port: int, offset: int, number: int) -> dict[str, Any]:  # Any: as **options

@@ -1,5 +1,6 @@
 """The pytest fixtures: fakensqd, fakelookupd, fakecluster; fakensqd_session, fakecluster_session; certificates.
 
+Beside them nsqd, nsqlookupd and nsqd_cluster, for tests that run on both: the emulator, or real servers with --nsqd.
 Each test gets a new server, which runs on its own thread and records a transcript. A marker with the fixture's name
 sets options for a test, class or module: ``@pytest.mark.fakensqd(max_msg_size=1000)``. With ``threaded=False`` the
 server runs in the hub of the test. The servers of a session are reset after each test. Of other packages the plugin
@@ -9,6 +10,7 @@ imports only pytest; a used fixture imports gevent.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from fakensqd.daemon.daemon import Daemon
     from fakensqd.lookupd.server import FakeLookupd
     from fakensqd.nsqd.server import FakeNsqd
+    from fakensqd.real import RealCluster, RealLookupd, RealNsqd
 
 __all__ = [
     "fakecluster",
@@ -30,6 +33,9 @@ __all__ = [
     "fakensqd_certificates",
     "fakensqd_options",
     "fakensqd_session",
+    "nsqd",
+    "nsqd_cluster",
+    "nsqlookupd",
 ]
 
 _Server = TypeVar("_Server", bound="Daemon | FakeCluster")
@@ -42,12 +48,75 @@ _SERVERS: pytest.StashKey[list[tuple[str, Any]]] = pytest.StashKey()  # Any: a s
 _FAILED: pytest.StashKey[bool] = pytest.StashKey()
 
 
+# Options of pytest, which are settings of its configuration and variables of the environment, too.
+_OPTIONS = {
+    "nsqd": "servers of the fixtures nsqd, nsqlookupd and nsqd_cluster: fake (default); real: the programs on PATH; "
+    "compose: services of the compose file; or the addresses of an nsqd that runs, host:4150,4151",
+    "nsqlookupd": "addresses of an nsqlookupd that runs, host:4160,4161; default: as --nsqd says",
+    "nsqd-program": "path of nsqd, beside which nsqlookupd is; default: those on PATH",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("nsqd")
+    for name, text in _OPTIONS.items():
+        group.addoption(f"--{name}", help=f"{text}. Also {_variable(name)} in the environment, {name} in pytest's ini")
+        parser.addini(name, text)
+
+
+def _variable(name: str) -> str:
+    return name.upper().replace("-", "_")
+
+
+def _setting(config: pytest.Config, name: str) -> str:
+    """Return an option, the variable of its name, or the setting of its name."""
+    return str(config.getoption(f"--{name}") or os.environ.get(_variable(name)) or config.getini(name))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
-    for name in ("fakensqd", "fakelookupd", "fakecluster"):
+    for name in ("fakensqd", "fakelookupd", "fakecluster", "nsqd", "nsqlookupd", "nsqd_cluster"):
         config.addinivalue_line(
             "markers", f"{name}(**options): options of the fixture {name}; threaded=False: in the hub of the test"
         )
+    if config.getoption("--nsqd"):
+        _choice(config)
+    config.addinivalue_line("markers", "fake_only(reason): skipped if --nsqd names real servers")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Name the servers if they are not the emulator."""
+    choice = _setting(config, "nsqd")
+    return None if choice in ("", "fake") else f"nsqd: {choice}"
+
+
+def _choice(config: pytest.Config, name: str = "nsqd") -> str:
+    """Return fake, real, compose, or two addresses with a comma between them."""
+    choice = _setting(config, name) or ("fake" if name == "nsqd" else "")
+    if choice in ("fake", "real", "compose", ""):
+        return choice
+    try:
+        return ",".join(split_addresses(choice))
+    except ValueError:
+        raise pytest.UsageError(
+            f"{choice!r} (--{name}, {_variable(name)} in the environment, or {name} in pytest's ini) is not fake, "
+            "real, compose, or addresses such as 127.0.0.1:4150,4151"
+        ) from None
+
+
+def split_addresses(choice: str) -> tuple[str, str]:
+    """Split ``host:4150,4151`` into an address for TCP and one for HTTP.
+
+    Raises:
+        ValueError: If it has another form.
+    """
+    tcp, _, http = choice.partition(",")
+    host, colon, port = tcp.rpartition(":")
+    http = http if ":" in http else f"{host}:{http}"
+    if not (colon and port.isdecimal() and http.rpartition(":")[2].isdecimal()):
+        raise ValueError(f"{choice!r} is not host:port,port")
+    return tcp, http
 
 
 @pytest.fixture(scope="session")
@@ -116,6 +185,69 @@ def fakensqd_certificates(tmp_path_factory: pytest.TempPathFactory) -> Certifica
     return Certificates(tmp_path_factory.mktemp("fakensqd-certificates"))
 
 
+@pytest.fixture
+def nsqd(
+    request: pytest.FixtureRequest,
+    fakensqd_options: dict[str, Any],  # Any: options are of all types
+) -> Iterator[FakeNsqd | RealNsqd]:
+    """An nsqd for tests that run on both: a FakeNsqd, or with --nsqd a RealNsqd."""
+    yield from _either(request, "Nsqd", fakensqd_options)
+
+
+@pytest.fixture
+def nsqlookupd(request: pytest.FixtureRequest) -> Iterator[FakeLookupd | RealLookupd]:
+    """An nsqlookupd for tests that run on both."""
+    yield from _either(request, "Lookupd", {})
+
+
+@pytest.fixture
+def nsqd_cluster(
+    request: pytest.FixtureRequest,
+    fakensqd_options: dict[str, Any],  # Any: options are of all types
+) -> Iterator[FakeCluster | RealCluster]:
+    """Two nsqds that are registered with an nsqlookupd, for tests that run on both."""
+    yield from _either(request, "Cluster", fakensqd_options)
+
+
+def _either(
+    request: pytest.FixtureRequest,
+    kind: str,
+    options: dict[str, Any],  # Any: options are of all types
+) -> Iterator[Any]:  # Any: of several classes
+    """Run an emulated or a real server in a test."""
+    name, choice = str(request.fixturename), _choice(request.config)
+    if kind == "Lookupd":
+        choice = _choice(request.config, "nsqlookupd") or choice
+    if choice == "fake":
+        import fakensqd
+
+        yield from _running(request, getattr(fakensqd, f"Fake{kind}"), options)
+        return
+    from fakensqd import real
+
+    make, program = getattr(real, f"Real{kind}"), _setting(request.config, "nsqd-program")
+    options = {**options, **_marked(request)}
+    options.pop("threaded", None)
+    if kind == "Lookupd" and program:
+        program = os.path.join(os.path.dirname(program), "nsqlookupd")
+    if choice == "real":
+        server = make(program=program, **options)
+    elif kind == "Cluster" or (kind == "Lookupd" and choice == _choice(request.config) != "compose"):
+        pytest.skip(f"{name}: --nsqd={choice} names one nsqd, and no {name}")
+    elif changed := sorted(options.keys() - real.WITHOUT_MEANING):
+        pytest.skip(f"{name}: the option {changed[0]} needs an nsqd of the test's own: --nsqd=real")
+    else:
+        server = make.service() if choice == "compose" else make.at(*choice.split(","))
+    with server:
+        request.node.stash.setdefault(_SERVERS, []).append((name, server))
+        yield server
+
+
+def _marked(request: pytest.FixtureRequest) -> dict[str, Any]:  # Any: options are of all types
+    marker = request.node.get_closest_marker(str(request.fixturename))
+    return {} if marker is None else dict(marker.kwargs)
+
+
 def _running(
     request: pytest.FixtureRequest,
     make: Callable[..., _Server],
@@ -123,8 +255,7 @@ def _running(
 ) -> Iterator[_Server]:
     """Run a server in a test or in a session, and end the test, see _end_test()."""
     name = str(request.fixturename)
-    marker = request.node.get_closest_marker(name)
-    options = {"record": True, **options, **(marker.kwargs if marker is not None else {})}
+    options = {"record": True, **options, **_marked(request)}
     threaded = options.pop("threaded", True)
     server = make(**options)
     runner: Any = server.in_thread() if threaded else server  # Any: of two types
@@ -155,11 +286,34 @@ def _end_test(session: pytest.Session, runner: Any, end: Callable[[], None]) -> 
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    """Skip the tests that only the emulator can run, if the servers are real."""
+    marker = item.get_closest_marker("fake_only")
+    if marker is not None and _choice(item.config) != "fake":
+        pytest.skip(f"needs the emulator: {''.join(marker.args) or marker.kwargs.get('reason', 'no reason is given')}")
+    with _skipped():
+        yield
+
+
+@contextlib.contextmanager
+def _skipped() -> Iterator[None]:
+    """Skip the test if it asks a real server for what only the emulator can do, unless it has failed before."""
+    try:
+        yield
+    except Exception as error:
+        real = sys.modules.get("fakensqd.real")
+        if real is not None and isinstance(error, real.Unavailable) and error.__context__ is None:
+            raise pytest.skip.Exception(str(error), _use_item_location=True) from error
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, None, None]:
     """End a test by the first pytest.fail() or pytest.skip() of a handler or receiver of gnsq."""
     greenlets = sys.modules.get("gnsq.concurrency.greenlets")
     if greenlets is None:  # the test uses no client and no server
-        yield
+        with _skipped():
+            yield
         return
     import gevent
 
@@ -177,7 +331,8 @@ def pytest_runtest_call() -> Generator[None, None, None]:
 
     greenlets.failure_watchers.append(watch)
     try:
-        yield
+        with _skipped():
+            yield
     except (KeyboardInterrupt, SystemExit, pytest.exit.Exception):
         raise
     except BaseException as error:

@@ -6,7 +6,8 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-PROGRAMS = ("nsqd", "nsqlookupd")
+from integration.servers import PROGRAMS
+
 # Addresses of docker-compose.yml's servers on the host, by the names of variables for other servers.
 COMPOSED = {
     "NSQD_TCP_ADDRESS": "127.0.0.1:4150",
@@ -24,7 +25,7 @@ COMPOSED = {
 NEEDED = ("NSQD_TCP_ADDRESS", "NSQD_HTTP_ADDRESS", "NSQLOOKUPD_TCP_ADDRESS", "NSQLOOKUPD_HTTP_ADDRESS")
 ADVICE = f"""\
 integration: no real nsqd and nsqlookupd found. Do one of these:
-  - put nsqd and nsqlookupd on PATH, or name them: NSQD=/path/nsqd NSQLOOKUPD=/path/nsqlookupd make integration
+  - put nsqd and nsqlookupd on PATH
   - name servers that run: {", ".join(NEEDED)}
   - have Docker with the compose plugin, and its engine running"""
 
@@ -50,6 +51,14 @@ class Choice:
     paths: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def options(self) -> list[str]:
+        """Options of pytest that name the servers."""
+        if self.way is Way.PROGRAMS:
+            return ["--nsqd=real"]
+        nsqd, lookupd = (",".join(self.addresses[name] for name in pair) for pair in (NEEDED[:2], NEEDED[2:]))
+        return [f"--nsqd={nsqd}", f"--nsqlookupd={lookupd}"]
+
 
 def choose(
     environment: Mapping[str, str], which: Callable[[str], str | None], has_engine: Callable[[], bool]
@@ -57,29 +66,13 @@ def choose(
     """Choose programs, else given addresses, else Docker; None if there is none of them.
 
     Args:
-        which: Finds a program by its name or path, as shutil.which() does.
+        which: Finds a program by its name, as shutil.which() does.
         has_engine: Whether ``docker compose`` and its engine work; called last.
-
-    Raises:
-        LookupError: If NSQD or NSQLOOKUPD names no program.
     """
-    paths = {name: path for name in PROGRAMS if (path := program(name, environment, which))}
+    paths = {name: path for name in PROGRAMS if (path := which(name))}
     if len(paths) == len(PROGRAMS):
         return Choice(Way.PROGRAMS, paths=paths)
     addresses = {name: environment[name] for name in COMPOSED if environment.get(name)}
     if all(name in addresses for name in NEEDED):
         return Choice(Way.GIVEN, addresses=addresses)
     return Choice(Way.COMPOSED, addresses=COMPOSED) if has_engine() else None
-
-
-def program(name: str, environment: Mapping[str, str], which: Callable[[str], str | None]) -> str | None:
-    """Find a program by the variable of its name, else on PATH.
-
-    Raises:
-        LookupError: If the variable names no program.
-    """
-    wanted = environment.get(name.upper())
-    found = which(wanted or name)
-    if wanted and not found:
-        raise LookupError(f"{name.upper()}={wanted} is not a program that can be run: name another, or unset it")
-    return found

@@ -7,16 +7,17 @@ import pytest
 
 from integration.account import Account
 from tests.behaviour import conftest as behaviour
-from tests.behaviour.conftest import _skip_what_an_old_nsqd_does_in_another_way, nsqd, topic
+from tests.behaviour.conftest import _skip_what_an_old_nsqd_does_in_another_way, topic
 from tests.spark.conftest import short_lived_java
 
-__all__ = ["_skip_what_an_old_nsqd_does_in_another_way", "nsqd", "short_lived_java", "topic"]
+__all__ = ["_skip_what_an_old_nsqd_does_in_another_way", "short_lived_java", "topic"]
 
 
 def pytest_configure(config):
     behaviour.pytest_configure(config)
-    # "make integration" names it; a file that is run by itself needs it, too.
+    # "make integration" names both; a file that is run by itself needs them, too.
     config.pluginmanager.import_plugin("integration.servers")
+    config.option.nsqd = config.option.nsqd or os.environ.get("NSQD") or "real"
 
 
 @pytest.fixture

@@ -19,31 +19,33 @@ import threading
 import time
 from pathlib import Path
 
+from fakensqd.real import RealNsqd
 from gnsq import NsqdHTTPClient, Producer
 from gnsq.spark.spool.spool import Spool
-from integration.queries import descendants
-from integration.servers import Daemon, running
-from tests.spark.helpers import is_empty
+from integration.servers import running
+from tests.spark.helpers import descendants, is_empty
 
 TOPIC = "clicks"
-QUERIES = ("archive", "metrics")
+QUERIES = ("archive", "frames")
 BODY_BYTES = 200
 REPORT_INTERVAL, SAMPLE_INTERVAL = 10.0, 2.0
 # Bytes; more than the messages of a run take.
 MAX_SPOOL_BYTES = 40_000_000_000
 MIB = 1024 * 1024
 SETTINGS = """
-topic = "clicks"
 output = "{folder}/out"
 work = "{folder}/work"
 nsqd_tcp_addresses = ["{nsqd.tcp_address}"]
 nsqd_http_addresses = ["{nsqd.http_address}"]
 receivers = "external"
-master = "local[2]"
-[fields]
-user = "string"
-page = "string"
-pad = "string"
+[tables.archive]
+topics = ["clicks"]
+schema = "user STRING, page STRING, pad STRING"
+[tables.frames]
+topics = ["clicks"]
+format = "raw"
+[spark]
+"spark.master" = "local[2]"
 """
 # Of each process of the job, a part of its command line.
 PROCESSES = {"JVM": "pyspark-shell", "sources": "python_streaming_source_runner", "workers": "pyspark.daemon"}
@@ -94,13 +96,13 @@ def bodies(first: int, count: int, total: int) -> list[bytes]:
     return made
 
 
-def publish(nsqd: Daemon, total: int) -> None:
+def publish(nsqd: RealNsqd, total: int) -> None:
     with Producer(nsqd.tcp_address) as producer:
         for first in range(0, total, 2000):
             producer.multipublish(TOPIC, bodies(first, min(2000, total - first), total))
 
 
-def fill_spools(nsqd: Daemon, folder: Path, receivers: dict[str, subprocess.Popen[bytes]], total: int) -> None:
+def fill_spools(nsqd: RealNsqd, folder: Path, receivers: dict[str, subprocess.Popen[bytes]], total: int) -> None:
     """Publish, and wait until all is in the spools."""
     began = time.monotonic()
     thread = threading.Thread(target=publish, args=[nsqd, total])

@@ -1,8 +1,8 @@
 """``make mutants``: plant faults into a copy of the source, one at a time, and tell which of them the tests catch.
 
 Which faults depends on the seed, and on the line that has the fault, so the same come again after other lines have
-changed. The tests of the module's own folder run first, then those of make quick; of gnsq.spark, its own alone. A fault
-that lets tests hang is caught by their limit.
+changed. The tests of the module's own folder run first, then those of make quick, then the others without Spark; of
+gnsq.spark, its own alone. A fault that lets tests hang is caught by their limit.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def tests_of(path: str) -> list[list[str]]:
     if folders[:1] == ["spark"]:
         return [own, near] if own else [near]
     near_runs = [[*run, "-m", "not spark"] for run in (own, near) if run]
-    return [*near_runs, ["tests", "--no-processes", "-m", "not (spark or slow or subprocess)"]]
+    quick = ["tests", "--no-processes", "-m", "not (spark or slow or subprocess)"]
+    return [*near_runs, quick, ["tests", "-m", "(slow or subprocess) and not spark"]]
 
 
 def caught_by(fault: Fault, root: Path) -> str:

@@ -11,17 +11,14 @@ from pathlib import Path
 
 import requests
 
-from integration.choice import ADVICE, PROGRAMS, Choice, Way, choose
+from integration.choice import ADVICE, Choice, Way, choose
+from integration.servers import PROGRAMS
 
 ROOT = Path(__file__).parent.parent
 
 
 def main() -> int:
-    try:
-        choice = choose(os.environ, shutil.which, has_engine)
-    except LookupError as error:
-        print(f"integration: {error}", file=sys.stderr)
-        return 1
+    choice = choose(os.environ, shutil.which, has_engine)
     if choice is None:
         print(ADVICE, file=sys.stderr)
         return 1
@@ -38,7 +35,7 @@ def _tests(choice: Choice) -> int:
     # others takes so long to start on two cores that tests end by their limits.
     workers = "3" if choice.paths else "0"
     command = [sys.executable, "-m", "pytest", "-q", "-o", "console_output_style=classic"]
-    plugins = ["-p", "tests.suite", "-p", "integration.servers", "-n", workers]
+    plugins = ["-p", "tests.suite", "-p", "integration.servers", "-n", workers, *choice.options]
     # Images need no servers, and are built: .ci/run images.
     tests = ["integration", "--ignore=integration/test_images.py", "tests/behaviour"]
     return subprocess.run([*command, *plugins, *tests, *sys.argv[1:]], cwd=ROOT, check=False).returncode

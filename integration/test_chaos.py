@@ -9,6 +9,7 @@ from tests.kit import run
 
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.slow,
     pytest.mark.timeout(400),
     needs_programs,
 ]

@@ -15,18 +15,18 @@ pytestmark = [
 
 
 @pytest.fixture
-def nsqds(real_lookupd):
-    flag = f"--lookupd-tcp-address={real_lookupd.tcp_address}"
+def nsqds(nsqlookupd):
+    flag = f"--lookupd-tcp-address={nsqlookupd.tcp_address}"
     with running("nsqd", flag) as first, running("nsqd", flag) as second:
-        lookupd = LookupdClient.from_url(real_lookupd.http_address)
+        lookupd = LookupdClient.from_url(nsqlookupd.http_address)
         wait_until(lambda: len(lookupd.nodes()["producers"]) == 2)
         yield first, second
 
 
 @pytest.fixture
-def gnsq(real_lookupd):
+def gnsq(nsqlookupd):
     def gnsq(*arguments):
-        return run(sys.executable, "-m", "gnsq", *arguments, "--lookupd", real_lookupd.http_address)
+        return run(sys.executable, "-m", "gnsq", *arguments, "--lookupd", nsqlookupd.http_address)
 
     return gnsq
 
@@ -35,9 +35,9 @@ def topics(nsqd):
     return [topic["topic_name"] for topic in NsqdHTTPClient.from_url(nsqd.http_address).stats()["topics"]]
 
 
-def test_life_of_a_topic_on_two_nsqds(nsqds, gnsq, real_lookupd, topic):
+def test_life_of_a_topic_on_two_nsqds(nsqds, gnsq, nsqlookupd, topic):
     first, second = nsqds
-    lookupd = LookupdClient.from_url(real_lookupd.http_address)
+    lookupd = LookupdClient.from_url(nsqlookupd.http_address)
     for words in (["topic", "create", topic], ["channel", "create", topic, "c"], ["channel", "pause", topic, "c"]):
         result = gnsq(*words)
         assert result.returncode == 0, result.stderr
@@ -53,9 +53,9 @@ def test_life_of_a_topic_on_two_nsqds(nsqds, gnsq, real_lookupd, topic):
     assert topic not in lookupd.topics()["topics"]
 
 
-def test_topic_that_is_published_again_after_its_deletion_is_found(nsqds, gnsq, topic, real_lookupd):
+def test_topic_that_is_published_again_after_its_deletion_is_found(nsqds, gnsq, topic, nsqlookupd):
     first, _ = nsqds
-    lookupd = LookupdClient.from_url(real_lookupd.http_address)
+    lookupd = LookupdClient.from_url(nsqlookupd.http_address)
     gnsq("topic", "create", topic)
     gnsq("topic", "delete", topic, "--yes")
 
@@ -67,9 +67,9 @@ def test_topic_that_is_published_again_after_its_deletion_is_found(nsqds, gnsq, 
     assert bodies(first, topic) == [b"1"]
 
 
-def test_deleted_channel_is_not_made_again_where_the_topic_comes_later(nsqds, gnsq, topic, real_lookupd):
+def test_deleted_channel_is_not_made_again_where_the_topic_comes_later(nsqds, gnsq, topic, nsqlookupd):
     first, second = nsqds
-    lookupd = LookupdClient.from_url(real_lookupd.http_address)
+    lookupd = LookupdClient.from_url(nsqlookupd.http_address)
     nsqd = NsqdHTTPClient.from_url(first.http_address)
     nsqd.create_topic(topic)
     for channel in ("a", "b"):

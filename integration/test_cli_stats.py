@@ -7,7 +7,7 @@ import gevent
 import pytest
 
 from gnsq import NsqdHTTPClient, Producer
-from integration.servers import NO_PROGRAMS, program, running
+from integration.servers import needs_programs, running
 from tests.kit import LIMIT, bodies, run
 
 pytestmark = pytest.mark.subprocess
@@ -25,19 +25,11 @@ def options_of(server):
     return ["--nsqd", server.tcp_address, "--nsqd-http", server.http_address]
 
 
-@pytest.fixture
-def start_nsqd():
-    """Start an nsqd with flags for a block."""
-    if program("nsqd") is None:
-        pytest.skip(NO_PROGRAMS)
-    return lambda *flags: running("nsqd", *flags)
-
-
-def test_stats_are_those_of_nsqd(real_nsqd, topic):
-    client = NsqdHTTPClient.from_url(real_nsqd.http_address)
-    with Producer(real_nsqd.tcp_address) as producer:
+def test_stats_are_those_of_nsqd(nsqd, topic):
+    client = NsqdHTTPClient.from_url(nsqd.http_address)
+    with Producer(nsqd.tcp_address) as producer:
         producer.multipublish(topic, [b"1", b"2", b"3"])
-        assert bodies(real_nsqd, topic, "read") == [b"1", b"2", b"3"]
+        assert bodies(nsqd, topic, "read") == [b"1", b"2", b"3"]
         producer.publish(topic, b"deferred", 60_000)
         producer.publish(topic, b"waiting")
     client.pause_channel(topic, "read")
@@ -45,7 +37,7 @@ def test_stats_are_those_of_nsqd(real_nsqd, topic):
         while client.stats(topic)["topics"][0]["channels"][0]["depth"] != 1:
             gevent.sleep(0.01)
 
-    status, document = gnsq_json("stats", topic, *options_of(real_nsqd))
+    status, document = gnsq_json("stats", topic, *options_of(nsqd))
 
     (expected,) = client.stats(topic)["topics"]
     (expected_channel,) = expected["channels"]
@@ -58,32 +50,34 @@ def test_stats_are_those_of_nsqd(real_nsqd, topic):
     assert document["nsqds"][0]["version"] == client.info()["version"]
 
 
-def test_stats_find_nsqds_through_nsqlookupd(real_lookupd, start_nsqd, topic):
-    with start_nsqd(f"--lookupd-tcp-address={real_lookupd.tcp_address}") as nsqd:
+@needs_programs
+def test_stats_find_nsqds_through_nsqlookupd(nsqlookupd, topic):
+    with running("nsqd", f"--lookupd-tcp-address={nsqlookupd.tcp_address}") as nsqd:
         client = NsqdHTTPClient.from_url(nsqd.http_address)
         client.create_topic(topic)
         with gevent.Timeout(LIMIT):
-            while not gnsq_json("stats", topic, "--lookupd", real_lookupd.http_address)[1]["topics"]:
+            while not gnsq_json("stats", topic, "--lookupd", nsqlookupd.http_address)[1]["topics"]:
                 gevent.sleep(0.01)
 
-        status, document = gnsq_json("ping", "--lookupd", real_lookupd.http_address)
+        status, document = gnsq_json("ping", "--lookupd", nsqlookupd.http_address)
 
     assert status == 0
     assert [each["address"] for each in document["checks"] if each["step"] == "receive"] == [nsqd.tcp_address]
 
 
-def test_ping_passes_and_leaves_no_topic(real_nsqd):
-    status, document = gnsq_json("ping", *options_of(real_nsqd))
+def test_ping_passes_and_leaves_no_topic(nsqd):
+    status, document = gnsq_json("ping", *options_of(nsqd))
 
-    topics = [each["topic_name"] for each in NsqdHTTPClient.from_url(real_nsqd.http_address).stats()["topics"]]
+    topics = [each["topic_name"] for each in NsqdHTTPClient.from_url(nsqd.http_address).stats()["topics"]]
     assert status == 0
     assert document["checks"][-1]["step"] == "delete topic"
     assert [name for name in topics if name.startswith("gnsq-ping-")] == []
 
 
-def test_ping_with_tls_needs_the_ca(start_nsqd, fakensqd_certificates):
+@needs_programs
+def test_ping_with_tls_needs_the_ca(fakensqd_certificates):
     certificate, key = fakensqd_certificates.server()
-    with start_nsqd(f"--tls-cert={certificate}", f"--tls-key={key}", "--tls-required=tcp-https") as nsqd:
+    with running("nsqd", f"--tls-cert={certificate}", f"--tls-key={key}", "--tls-required=tcp-https") as nsqd:
         without, plain = gnsq_json("ping", *options_of(nsqd))
         unknown, refused = gnsq_json("ping", "--tls", *options_of(nsqd))
         right, passed = gnsq_json("ping", "--tls-ca", fakensqd_certificates.ca, *options_of(nsqd))

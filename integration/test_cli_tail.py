@@ -78,18 +78,18 @@ def test_nsqd_that_keeps_nothing_in_memory_loses_no_dead_letter_to_a_look():
 
 
 @pytest.mark.skipif(not shutil.which("nsq_tail"), reason="needs nsq_tail")
-def test_tail_writes_the_bytes_that_nsq_tail_writes(real_nsqd, topic, tmp_path):
+def test_tail_writes_the_bytes_that_nsq_tail_writes(nsqd, topic, tmp_path):
     for channel in ("ours", "theirs"):
-        client = NsqdHTTPClient.from_url(real_nsqd.http_address)
+        client = NsqdHTTPClient.from_url(nsqd.http_address)
         client.create_topic(topic)
         client.create_channel(topic, channel)
-    publish(real_nsqd, topic, *BODIES)
+    publish(nsqd, topic, *BODIES)
     count = str(len(BODIES))
-    theirs = ["nsq_tail", f"--topic={topic}", "--channel=theirs", f"--nsqd-tcp-address={real_nsqd.tcp_address}"]
+    theirs = ["nsq_tail", f"--topic={topic}", "--channel=theirs", f"--nsqd-tcp-address={nsqd.tcp_address}"]
 
     written = {}
     for name, command in (
-        ("ours", words(real_nsqd, "tail", topic, "--channel", "ours", "-n", count)),
+        ("ours", words(nsqd, "tail", topic, "--channel", "ours", "-n", count)),
         ("theirs", [*theirs, "-n", count]),
     ):
         with open(tmp_path / name, "wb") as file, child(*command, env=settings(), stdout=file) as process:
@@ -97,18 +97,18 @@ def test_tail_writes_the_bytes_that_nsq_tail_writes(real_nsqd, topic, tmp_path):
         written[name] = sorted((tmp_path / name).read_bytes().split(b"\n"))
 
     assert written["ours"] == written["theirs"] == sorted([*BODIES, b""])
-    assert settled(real_nsqd, topic, "ours")
+    assert settled(nsqd, topic, "ours")
 
 
 @pytest.mark.skipif(not shutil.which("to_nsq"), reason="needs to_nsq")
-def test_pub_publishes_what_to_nsq_publishes(real_nsqd, topic):
+def test_pub_publishes_what_to_nsq_publishes(nsqd, topic):
     data = b"\n".join(BODIES) + b"\n"
-    theirs = ["to_nsq", f"-topic={topic}-theirs", f"-nsqd-tcp-address={real_nsqd.tcp_address}"]
+    theirs = ["to_nsq", f"-topic={topic}-theirs", f"-nsqd-tcp-address={nsqd.tcp_address}"]
 
-    for command in (words(real_nsqd, "pub", f"{topic}-ours"), theirs):
+    for command in (words(nsqd, "pub", f"{topic}-ours"), theirs):
         run(*command, given=data, text=False, env=settings()).check_returncode()
 
-    assert sorted(bodies(real_nsqd, f"{topic}-ours")) == sorted(bodies(real_nsqd, f"{topic}-theirs")) == sorted(BODIES)
+    assert sorted(bodies(nsqd, f"{topic}-ours")) == sorted(bodies(nsqd, f"{topic}-theirs")) == sorted(BODIES)
 
 
 def test_copy_moves_a_topic_to_another_nsqd(nsqds, topic):
@@ -147,7 +147,7 @@ def test_copy_that_is_killed_while_the_target_restarts_loses_nothing(nsqds, topi
     wait_received(target, topic, messages)
 
 
-def test_dead_letters_of_a_consumer_go_back(real_nsqd, topic):
+def test_dead_letters_of_a_consumer_go_back(nsqd, topic):
     is_repaired, billed = [], []
 
     def bill(consumer, message):
@@ -158,17 +158,17 @@ def test_dead_letters_of_a_consumer_go_back(real_nsqd, topic):
     dead = f"{topic}-dead"
     options = {"give_up_on": ValueError, "dead_letter_topic": dead}
     with (
-        Producer(real_nsqd.tcp_address) as producer,
-        Consumer(topic, "c", real_nsqd.tcp_address, message_handler=bill, **options) as consumer,
+        Producer(nsqd.tcp_address) as producer,
+        Consumer(topic, "c", nsqd.tcp_address, message_handler=bill, **options) as consumer,
     ):
         producer.multipublish(topic, [b"1", b"2"])
         wait_until(lambda: consumer.stats().given_up == 2)
         assert consumer.stats().backoff == "off"
-        assert settled(real_nsqd, topic, "c")
-        shown = gnsq(real_nsqd, "requeue-dead", dead, "--all", "--dry-run")
-        kept = gnsq(real_nsqd, "requeue-dead", dead, "--error", "KeyError", "--leave-for", "1s", "--idle", "0.5")
+        assert settled(nsqd, topic, "c")
+        shown = gnsq(nsqd, "requeue-dead", dead, "--all", "--dry-run")
+        kept = gnsq(nsqd, "requeue-dead", dead, "--error", "KeyError", "--leave-for", "1s", "--idle", "0.5")
         is_repaired.append(True)
-        requeued = gnsq(real_nsqd, "requeue-dead", dead, "--all", "--idle", "7s")
+        requeued = gnsq(nsqd, "requeue-dead", dead, "--all", "--idle", "7s")
         wait_until(lambda: len(billed) == 2)
 
     assert shown.stdout.count(f"publish to {topic}: from {topic}/c, given up") == 2
@@ -177,11 +177,11 @@ def test_dead_letters_of_a_consumer_go_back(real_nsqd, topic):
     assert "2 messages left in the channel" in kept.stderr
     assert "2 messages requeued" in requeued.stderr
     assert requeued.returncode == 0
-    assert settled(real_nsqd, dead, "requeue-dead")
+    assert settled(nsqd, dead, "requeue-dead")
     assert sorted(billed) == [b"1", b"2"]
 
 
-def test_letter_that_nsqd_refuses_for_its_size_costs_no_other_message(real_nsqd, topic):
+def test_letter_that_nsqd_refuses_for_its_size_costs_no_other_message(nsqd, topic):
     """nsqd closes the connection on which it refuses a message that is too large."""
 
     def fail(consumer, message):
@@ -189,8 +189,8 @@ def test_letter_that_nsqd_refuses_for_its_size_costs_no_other_message(real_nsqd,
 
     dead = f"{topic}-dead"
     with (
-        Producer(real_nsqd.tcp_address) as producer,
-        Consumer(topic, "c", real_nsqd.tcp_address, message_handler=fail, dead_letter_topic=dead) as consumer,
+        Producer(nsqd.tcp_address) as producer,
+        Consumer(topic, "c", nsqd.tcp_address, message_handler=fail, dead_letter_topic=dead) as consumer,
     ):
         producer.publish(topic, b"x" * (1024 * 1024 - 10))
         producer.publish(topic, b"small")
@@ -198,5 +198,5 @@ def test_letter_that_nsqd_refuses_for_its_size_costs_no_other_message(real_nsqd,
 
         assert consumer.stats().counts.requeued == 0
         assert consumer.stats().counts.received == 2
-    topics = NsqdHTTPClient.from_url(real_nsqd.http_address).stats(dead)["topics"]
+    topics = NsqdHTTPClient.from_url(nsqd.http_address).stats(dead)["topics"]
     assert topics[0]["message_count"] == 2

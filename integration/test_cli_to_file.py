@@ -129,12 +129,12 @@ def test_kills_lose_no_message(account, tmp_path, compress, chosen):
     account.processed.update(lines(out))
 
 
-def test_saved_topics_are_published_again_byte_for_byte(real_nsqd, topic, tmp_path):
+def test_saved_topics_are_published_again_byte_for_byte(nsqd, topic, tmp_path):
     saved = {f"{topic}-{name}": [name.encode(), b"\xff\x00\n", "größer\u2028".encode()] for name in ("a", "b")}
-    with Producer(real_nsqd.tcp_address) as producer:
+    with Producer(nsqd.tcp_address) as producer:
         for name, messages in saved.items():
             producer.multipublish(name, messages)
-    servers = ["--nsqd", real_nsqd.tcp_address, "--nsqd-http", real_nsqd.http_address]
+    servers = ["--nsqd", nsqd.tcp_address, "--nsqd-http", nsqd.http_address]
     words = ["--topic-pattern", f"^{topic}-", "-d", str(tmp_path), "--name", "{topic}.%H", "--format", "json"]
 
     written = run(sys.executable, "-m", "gnsq", "to-file", *words, "-n", "6", *servers)
@@ -144,4 +144,4 @@ def test_saved_topics_are_published_again_byte_for_byte(real_nsqd, topic, tmp_pa
         (path,) = tmp_path.glob(f"{name}.*.jsonl")
         back = run(sys.executable, "-m", "gnsq", "pub", f"{name}-back", str(path), "--format", "json", *servers)
         assert back.returncode == 0, back.stderr
-        assert sorted(bodies(real_nsqd, f"{name}-back")) == sorted(messages)
+        assert sorted(bodies(nsqd, f"{name}-back")) == sorted(messages)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from gnsq import Consumer, LookupdClient, NsqdHTTPClient, Producer
 from gnsq.errors import NSQException, NSQUnauthorized
 from integration.choice import COMPOSED
 from integration.composed import GRANTS, make_certificates
-from integration.servers import given, program, running
+from integration.servers import PROGRAMS, given, running
 from tests.kit import wait_until
 from tests.kit.wire import request
 
@@ -70,7 +71,7 @@ def composed(tmp_path_factory):
     if all(servers.values()) and "CERTIFICATES" in os.environ:
         yield Composed(servers, os.environ["CERTIFICATES"])
         return
-    if program("nsqd") is None or program("nsqlookupd") is None:
+    if not all(map(shutil.which, PROGRAMS)):
         pytest.skip(f"needs programs, or CERTIFICATES and all of {', '.join(COMPOSED)}")
     with started(tmp_path_factory.mktemp("certificates")) as made:
         yield made
@@ -101,6 +102,7 @@ def test_messages_go_through_each_nsqd_found_by_nsqlookupd(composed, topic, name
         topic,
         "c",
         lookupd_http_addresses=composed.lookupds,
+        lookupd_poll_interval=0.5,  # the topic may reach nsqlookupd after the first poll
         message_handler=lambda consumer, message: got.append(message.body),
         max_in_flight=50,
         **options,

@@ -124,7 +124,11 @@ def test_cluster_in_a_container_is_reached_from_the_host(fakensqd_image, topic, 
             producer.publish(topic, b"x")
         lookupds = [f"127.0.0.1:{port + 11}"]
         with Consumer(
-            topic, "c", lookupd_http_addresses=lookupds, message_handler=lambda _, message: got.append(message.body)
+            topic,
+            "c",
+            lookupd_http_addresses=lookupds,
+            lookupd_poll_interval=0.5,
+            message_handler=lambda _, message: got.append(message.body),
         ):
             wait_until(lambda: got)
         stop(container)

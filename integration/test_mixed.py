@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shutil
 import subprocess
 
 import gevent
@@ -9,7 +10,7 @@ import pytest
 from gevent.subprocess import PIPE, Popen
 
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
-from integration.servers import program, running
+from integration.servers import running
 from tests.kit import wait_until
 from tests.kit.wire import request
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.real
 
 
 def needs(name):
-    return pytest.mark.skipif(program(name) is None, reason=f"no {name} on PATH, none named in {name.upper()}")
+    return pytest.mark.skipif(shutil.which(name) is None, reason=f"there is no {name} on PATH")
 
 
 def ports(node):
@@ -69,7 +70,7 @@ def test_a_fake_nsqd_registers_with_a_real_nsqlookupd():
 def nsqadmin(lookupds):
     """Run nsqadmin with nsqlookupds; returns its address."""
     words = [f"--lookupd-http-address={address}" for address in lookupds]
-    process = Popen([program("nsqadmin"), "--http-address=127.0.0.1:0", *words], stderr=PIPE, stdout=subprocess.DEVNULL)
+    process = Popen(["nsqadmin", "--http-address=127.0.0.1:0", *words], stderr=PIPE, stdout=subprocess.DEVNULL)
     try:
         with gevent.Timeout(10):
             lines = iter(process.stderr.readline, b"")

@@ -7,8 +7,9 @@ import gevent
 import pytest
 from gevent.event import Event
 
+from fakensqd.real import RealNsqd
 from gnsq import Consumer, NsqdHTTPClient, Producer
-from integration.servers import Daemon, needs_programs, running
+from integration.servers import needs_programs, running
 from tests.kit import channel_stats, wait_until
 
 pytestmark = [
@@ -45,7 +46,7 @@ def processing(account, topic, nsqds=(), **options):
 @pytest.mark.since("1.3.0")  # earlier versions lose messages after the last sync
 def test_nsqd_that_is_killed_in_mid_stream_has_all_it_confirmed(account, topic, tmp_path):
     # Without a channel: nsqd loses messages that are in flight or between a topic and a channel.
-    nsqd = Daemon("nsqd", str(tmp_path), "--mem-queue-size=0", "--sync-every=1")
+    nsqd = RealNsqd(data_path=str(tmp_path), flags=["--mem-queue-size=0", "--sync-every=1"])
     nsqd.start()
     try:
         with (
@@ -54,12 +55,12 @@ def test_nsqd_that_is_killed_in_mid_stream_has_all_it_confirmed(account, topic, 
         ):
             for confirmed in (150, 400, 700):
                 wait_until(lambda confirmed=confirmed: len(account.confirmed) > confirmed, LIMIT)
-                nsqd.stop(kill=True)
+                nsqd.kill()
                 nsqd.start()
         with processing(account, topic, nsqd.tcp_address):
             wait_until(lambda: not account.lost, LIMIT)
     finally:
-        nsqd.stop()
+        nsqd.close()
 
     assert len(account.confirmed) == 1000
 
@@ -67,7 +68,7 @@ def test_nsqd_that_is_killed_in_mid_stream_has_all_it_confirmed(account, topic, 
 def test_consumer_does_not_starve_though_nsqd_counts_a_message_twice(topic, tmp_path, monkeypatch):
     """As after a kill, nsqd reads a message twice. It takes only one of two answers, and with RDY 1 sends no other."""
     monkeypatch.setattr("gnsq.nsqd.connection.MISCOUNT_LIMIT", 1.0)
-    nsqd = Daemon("nsqd", str(tmp_path), "--mem-queue-size=0")
+    nsqd = RealNsqd(data_path=str(tmp_path), mem_queue_size=0)
     nsqd.start()
     try:
         with NsqdHTTPClient.from_url(nsqd.http_address) as client:
@@ -99,7 +100,7 @@ def test_consumer_does_not_starve_though_nsqd_counts_a_message_twice(topic, tmp_
                 producer.publish(topic, b"second")
             wait_until(lambda: len(got) == 3, LIMIT)
     finally:
-        nsqd.stop()
+        nsqd.close()
 
     assert got == [b"first", b"first", b"second"]
 

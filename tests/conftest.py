@@ -40,12 +40,17 @@ logging.getLogger("gnsq.concurrency.hub_monitor").setLevel(logging.ERROR)
 gc.disable()
 
 
+def pytest_collection():
+    """Let Hypothesis make its generator of random numbers: it searches all objects for one that refers to it.
+
+    They are few yet. Without those that are excluded below it would not find any with Python 3.14.
+    """
+    settings(max_examples=1, database=None)(given(st.none())(lambda value: None))()
+
+
 def pytest_collection_finish():
     """Exclude the test modules from garbage collection: tests that collect, or search all objects, are faster."""
-    # Hypothesis makes its generator of random numbers now. Later, with Python 3.14, it would not see what refers to it.
-    settings(max_examples=1, database=None)(given(st.none())(lambda value: None))()
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 

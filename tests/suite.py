@@ -2,10 +2,10 @@
 
 The tests that need a JVM share one, or two with four workers: each takes 10 s of CPU to start, and as much again until
 it has loaded what the first queries need. So one worker or two run all their files, and the others all other files;
-these help them when they have finished their own. Tests that start a Spark of their own, as all in integration/ do, are
-the longest others, and all workers begin with them. Files with much text, or with many kills of a Spark, come first,
-since they take long: else a worker would end long after the others. All tests of a file run in one worker, since they
-share daemons and queries.
+these help them when they have finished their own. Tests that start a Spark of their own, as all in integration/ do, and
+slow ones there are the longest others, and all workers begin with them. Files with slow tests, with much text, or with
+many kills of a Spark, come first, since they take long: else a worker would end long after the others. All tests of a
+file run in one worker, since they share daemons and queries.
 
 The tests have a temporary directory and a home of their own, which are deleted at the end. The run fails if they leave
 files in the working directory, or processes, which are killed.
@@ -108,21 +108,22 @@ def pytest_xdist_make_scheduler(config, log):
 class Order(enum.IntEnum):
     """What a worker takes first."""
 
-    OWN_SPARK = 0
+    LONG = 0
     SPARK = 1
     OTHER = 2
 
 
 @functools.cache
 def _order(path, scope):
-    """Return what the tests of a file need, and then a number by which the longest come first."""
-    text = path.read_bytes()
-    if b"mark.spark" not in text:
-        return Order.OTHER, -len(text)
-    if scope.startswith("integration/") or not re.search(rb"def \w+\([^)]*\b(spark|shared_session)\b", text):
+    """Return what the tests of a file need, and then what sorts the longest first."""
+    text, is_integration = path.read_bytes(), scope.startswith("integration/")
+    is_quick = b"mark.slow" not in text
+    if b"mark.spark" not in text and (is_quick or not is_integration):
+        return Order.OTHER, is_quick, -len(text)
+    if is_integration or not re.search(rb"def \w+\([^)]*\b(spark|shared_session)\b", text):
         # A test that kills a Spark starts it again.
-        return Order.OWN_SPARK, -text.count(b"kill")
-    return Order.SPARK, -len(text)
+        return Order.LONG, is_quick, -text.count(b"kill")
+    return Order.SPARK, is_quick, -len(text)
 
 
 def _refuse_processes(event, arguments):

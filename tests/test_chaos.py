@@ -36,6 +36,7 @@ class Files:
         self.faults = []
         self.in_flight = []
         self.memory = {"nsqd0": 20, "nsqd1": 20}
+        self.refused = {"nsqd0": set()}
         self.options = {"allow_duplicates": False}
         self.publish("k-0")
         for name in ("a", "b"):
@@ -56,7 +57,7 @@ class Files:
             settings = {"name": name, "options": self.options, "channel": name, "way": "returning"}
             (self.folder / f"{name}.json").write_text(json.dumps(settings))
             (self.folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '["A", 9')
-        judge = Judge(read(self.folder), self.faults, NODES, self.in_flight, self.memory)
+        judge = Judge(read(self.folder), self.faults, NODES, self.in_flight, self.memory, self.refused)
         return [line.partition(":")[0] for line in judge.violations()]
 
 
@@ -64,6 +65,8 @@ LOG = """\
 [nsqd] 2026/11/30 09:55:54.803763 WARNING: DISKQUEUE(orders) metadata writePos 0 < file size of 4, skipping to new file
 [nsqd] 2026/11/30 09:55:55.805791 ERROR: DISKQUEUE(orders) negative depth at tail (-23), metadata corruption
 [nsqd] 2026/11/30 09:55:56.000000 ERROR: DISKQUEUE(orders:a) reading at 43 of f - invalid message read size (3225697)
+[nsqd] 2026/11/30 09:55:57.000000 ERROR: [n:3] - E_FIN_FAILED FIN 18aea5522e269000 failed ID not in flight - ID not i
+[nsqd] 2026/11/30 09:55:58.000000 ERROR: [n:3] - E_REQ_FAILED REQ 18aea5400b269003 failed ID already deferred - ID alrea
 """
 
 
@@ -184,6 +187,7 @@ def test_a_message_that_is_in_flight_twice_is_one_too_many(files):
     excess(files)
     files.in_flight = [(6.0, {"a": 9}), (8.0, {"a": 6}), (10.0, {"a": 6})]
     files.deliver("a", 2.05, "k-0", "finish")
+    files.refused = {"nsqd0": {"k-0"}}
     files.lines["a"].append(["C", 9.0, "n:1", "n:1: connection lost by a fault"])
     files.faults = [Fault("killed", "nsqd0", 1.5, 2.0)]
 
@@ -191,17 +195,22 @@ def test_a_message_that_is_in_flight_twice_is_one_too_many(files):
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"), [("requeue", []), ("finish", ["more in flight than max_in_flight"])], ids=["twice", "once"]
+    ("attempts", "refused", "expected"),
+    [
+        pytest.param(1, {"q-0"}, [], id="refused"),
+        pytest.param(1, set(), ["more in flight than max_in_flight"], id="answered in time"),
+        pytest.param(2, {"q-0"}, ["more in flight than max_in_flight"], id="timed out"),
+    ],
 )
-def test_a_message_that_is_requeued_twice_is_one_too_many(files, answer, expected):
+def test_a_copy_of_which_nsqd_refuses_the_answer_is_one_too_many(files, attempts, refused, expected):
     files.lines["a"] += [["M", 1.0, 2]]
     files.in_flight = [(9.0, {"a": 3})]
     files.publish("q-0")
     files.deliver("a", 2.0, "q-0", "requeue")
-    files.deliver("a", 2.3, "q-0", answer)
-    files.deliver("a", 3.3, "q-0", "finish", attempts=2)
+    files.deliver("a", 2.15, "q-0", "finish", attempts=attempts)
     files.deliver("b", 2.0, "q-0", "finish")
     files.faults = [Fault("killed", "nsqd0", 1.5, 1.9)]
+    files.refused = {"nsqd0": refused}
 
     assert files.violations() == expected
 
@@ -238,6 +247,12 @@ def test_lost_records_of_a_disk_queue_explain(files, kind, ended, expected):
     files.faults = [Fault(f"{LOST_RECORDS}{kind}", "nsqd0", ended, ended)]
 
     assert files.violations() == expected
+
+
+def test_refused_answers_are_read_from_the_log_of_nsqd(tmp_path):
+    (tmp_path / "log").write_text(LOG)
+
+    assert Node("nsqd0", None, None, None, 0, tmp_path / "log").refused() == {"18aea5522e269000", "18aea5400b269003"}
 
 
 def test_lost_records_are_read_from_the_log_of_nsqd(tmp_path):

@@ -22,25 +22,13 @@ def test_programs_on_path_come_first():
     assert choose(GIVEN, PATHS.get, engine_must_not_be_asked) == Choice(Way.PROGRAMS, paths=PATHS)
 
 
-def test_named_programs_go_before_those_on_path():
-    files = {**PATHS, "/my/nsqd": "/my/nsqd"}
-
-    chosen = choose({"NSQD": "/my/nsqd"}, files.get, engine_must_not_be_asked)
-
-    assert chosen == Choice(Way.PROGRAMS, paths={**PATHS, "nsqd": "/my/nsqd"})
-
-
-def test_named_program_that_cannot_be_run_is_an_error():
-    with pytest.raises(LookupError, match="NSQD=/gone is not a program that can be run: name another, or unset it"):
-        choose({"NSQD": "/gone"}, PATHS.get, engine_must_not_be_asked)
-
-
 def test_given_addresses_go_before_docker():
     extra = {"NSQD_TLS_TCP_ADDRESS": "elsewhere:9"}
 
     chosen = choose({**GIVEN, **extra, "HOME": "/root"}, {}.get, engine_must_not_be_asked)
 
     assert chosen == Choice(Way.GIVEN, addresses={**GIVEN, **extra})
+    assert chosen.options == ["--nsqd=elsewhere:0,elsewhere:1", "--nsqlookupd=elsewhere:2,elsewhere:3"]
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,13 @@ class Switches:
         self.count = 0
 
     def __enter__(self):
+        gc.disable()  # it would end greenlets that other tests have left
         self.before = greenlet.settrace(self)
         return self
 
     def __exit__(self, *_):
         greenlet.settrace(self.before)
+        gc.enable()
 
     def __call__(self, event, greenlets):
         self.count += event == "switch"

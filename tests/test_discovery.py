@@ -16,7 +16,7 @@ from gnsq.addresses import parse_address
 from gnsq.discovery import LOOKUP_TIMEOUT, MAX_NSQDS, AllNodes, TopicNodes, parse_lookupds
 from gnsq.errors import NSQHttpError
 from gnsq.logs import LogOwner
-from tests.kit import wait_until
+from tests.kit import LIMIT, wait_until
 from tests.kit.http_peer import JSON, http_peer, reply
 from tests.strategies import json_values
 
@@ -298,13 +298,13 @@ def test_address_is_not_in_the_failure_of_a_client_that_was_closed_while_it_wait
 
     def hold(request, sock):
         asked.set()
-        end.wait(10)
+        end.wait(LIMIT)
 
     with http_peer(hold) as peer:
         (client,) = parse_lookupds(peer.address)
         known = TopicNodes([client], "t")
         asking = gevent.spawn(known.refresh, ignore)
-        asked.wait(10)
+        asked.wait(LIMIT)
         client.close()
         asking.join()
         end.set()
@@ -449,7 +449,7 @@ def test_nsqds_of_a_topic_stay_known_while_an_nsqlookupd_does_not_answer():
 def test_silent_nsqlookupd_does_not_delay_the_others(make):
     class Silent(Lookupd):
         def lookup(self, topic):
-            release.wait(10)
+            release.wait(LIMIT)
             return super().lookup(topic)
 
     release, found = Event(), []
@@ -459,7 +459,7 @@ def test_silent_nsqlookupd_does_not_delay_the_others(make):
 
     assert not asking.ready()
     release.set()
-    assert asking.get(timeout=1)
+    assert asking.get(timeout=LIMIT)
     assert sorted(found) == ["a:4150", "b:4150"]
 
 
@@ -469,7 +469,7 @@ def test_known_nsqds_of_a_failing_nsqlookupd_are_found_without_waiting_for_the_o
     known.refresh(ignore)
     silent.answer, answered = NSQHttpError("no answer"), Event()
     lookup = slow.lookup
-    slow.lookup = lambda topic: answered.wait(10) and lookup(topic)
+    slow.lookup = lambda topic: answered.wait(LIMIT) and lookup(topic)
 
     assert known.refresh(lambda address: answered.set() if address == "a:4150" else None)
 

@@ -4,6 +4,8 @@ import pytest
 
 from tests.regexes import Regex, TooSlow, long_texts, patterns_of_users, regexes, use
 
+pytestmark = pytest.mark.slow
+
 
 def test_no_long_text_takes_long():
     pytest.importorskip("pyspark")

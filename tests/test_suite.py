@@ -76,14 +76,14 @@ def test_temporary_files_and_the_home_of_the_tests_are_deleted(pytester):
         "import pathlib, tempfile\n"
         "def test():\n"
         "    with open(pathlib.Path.home() / 'x', 'w'), open(tempfile.mkdtemp() + '/x', 'w'):\n"
-        "        print('folder', pathlib.Path.home().parent, tempfile.gettempdir())\n"
+        "        print('', pathlib.Path.home().parent, tempfile.gettempdir(), sep='\\n')\n"
     )
     before = os.environ.get("TMPDIR"), os.environ["HOME"], tempfile.gettempdir()
 
     result = pytester.runpytest_inprocess("-p", "tests.suite", "-s")
 
-    [line] = [line for line in result.outlines if "folder" in line]
-    home, temporary = line.split()[-2:]
+    # No other line is a path.
+    home, temporary = [line for line in result.outlines if line.startswith("/")]
     assert home == temporary
     assert not Path(home).exists()
     assert (os.environ.get("TMPDIR"), os.environ["HOME"], tempfile.gettempdir()) == before

@@ -21,6 +21,8 @@ from gnsq.contrib.batch import BatchHandler
 from tests.kit import silent_nsqd, wait_until
 from tests.kit.commands import background, gnsq
 
+pytestmark = pytest.mark.slow
+
 SOURCES = [
     path
     for package in (gnsq_package, fakensqd_package)

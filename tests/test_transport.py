@@ -9,7 +9,7 @@ from gevent import socket
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.transport import CompressedTransport, TcpTransport
-from tests.kit import MemoryTransport, wait_until
+from tests.kit import LIMIT, MemoryTransport, wait_until
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_handled_bytes_are_not_returned(pair):
         peer.sendall(chunk)
         wait_until(lambda chunk=chunk: chunk in taken)
 
-    assert reading.get(timeout=5) == b"other"
+    assert reading.get(timeout=LIMIT) == b"other"
     assert taken == [b"ok", b"okok", b"other"]
 
 
@@ -52,7 +52,7 @@ def test_reply_that_comes_at_once_is_polled_for(pair):
     peer.sendall(b"first")
 
     # A busy machine may take too long for a poll. So the first polls may come late, but one comes.
-    assert reading.get(timeout=5) == b"last"
+    assert reading.get(timeout=LIMIT) == b"last"
     assert transport._poller.polls > 0
 
 
@@ -65,7 +65,7 @@ def test_socket_that_its_handler_closes_is_not_polled(pair):
     peer.sendall(b"x")
 
     with pytest.raises(NSQConnectionClosed):
-        reading.get(timeout=5)
+        reading.get(timeout=LIMIT)
     assert not expected
 
 

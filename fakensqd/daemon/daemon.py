@@ -307,6 +307,11 @@ class Daemon(Server):
         self._on_restart(keep_messages=keep_messages)
         self.up()
 
+    def kill(self) -> None:
+        """Go down like a process that is killed: nsqd loses its messages. start() starts it again."""
+        self.down()
+        self._on_restart(keep_messages=False)
+
     def reset(self) -> None:
         """Become a new server on the same ports: no topics, messages, rules, toxics, states and errors.
 

@@ -64,8 +64,15 @@ class Relay(Server):
             self._port.serve(supervised("fakensqd-relay", self._serve, "a connection is closed"))
         return self
 
+    def down(self) -> None:
+        """Abort connections and refuse new ones, until start(). Nobody else gets the port meanwhile."""
+        self._close(keeps_port=True)
+
     def _shut_down(self) -> None:
-        self._port.stop()
+        self._close(keeps_port=False)
+
+    def _close(self, *, keeps_port: bool) -> None:
+        self._port.stop(keeps_port=keeps_port)
         self.link.abort()
 
     def _serve(self, client: socket.socket, address: object) -> None:

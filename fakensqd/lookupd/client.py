@@ -184,7 +184,8 @@ def _channels(sock: socket.socket, topic: str) -> list[str]:
     connection.sock = sock
     try:
         connection.request("GET", f"/channels?topic={quote(topic, safe='')}")
-        answer: Any = json.loads(connection.getresponse().read(_MAX_ANSWER_SIZE))  # Any: JSON
+        with connection.getresponse() as response:
+            answer: Any = json.loads(response.read(_MAX_ANSWER_SIZE))  # Any: JSON
         return list(answer["channels"])
     finally:
         connection.close()

@@ -58,8 +58,8 @@ class AuthClient:
             # With a gevent socket, http.client does not block the hub.
             connection.sock = self._connected(parts)
             connection.request("GET", f"{parts.path or '/'}?{parts.query}", headers=_HEADERS)
-            answer = connection.getresponse()
-            body = answer.read(_MAX_ANSWER_SIZE + 1)
+            with connection.getresponse() as answer:  # its end closes the socket
+                body = answer.read(_MAX_ANSWER_SIZE + 1)
             if len(body) > _MAX_ANSWER_SIZE:
                 raise ValueError(f"answer of more than {_MAX_ANSWER_SIZE} bytes")
             if answer.status != 200:

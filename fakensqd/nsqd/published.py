@@ -1,26 +1,31 @@
 """Bodies published to the topics of a server, and assert_published().
 
-PublishedBodies keeps the bodies of one nsqd; MessageAssertions is the base class of servers that keep bodies.
+PublishedBodies keeps the bodies of one nsqd; MessageAssertions is the base class of servers whose messages tests
+ask for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import uuid
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json import dumps, loads
-from typing import TYPE_CHECKING
 
 from fakensqd.transcript import UnknownChannel, failure, shown_body, wait_until
 from gnsq.texts import counted, nearest
 
-if TYPE_CHECKING:
-    from fakensqd.nsqd.broker import Channel, Topic
-
-__all__ = ["MessageAssertions", "PublishedBodies", "check_body_types", "published_difference", "unmet"]
+__all__ = [
+    "AnyNsqd",
+    "MessageAssertions",
+    "PublishedBodies",
+    "check_body_types",
+    "published_difference",
+    "unmet",
+]
 
 # How many bodies, and how many bytes of them, are kept for each topic.
 MAX_MESSAGES = 100_000
@@ -104,15 +109,19 @@ class AsJson:
 
 
 class MessageAssertions(ABC):
-    """Base class of servers that record the messages published to them."""
+    """Base class of servers whose messages tests ask for."""
 
     @abstractmethod
     def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
         """List the bodies published to a topic so far, or the bodies that one of its channels still has."""
 
     @abstractmethod
-    def _topics(self) -> Mapping[str, Sequence[Topic]]:
-        """Return the topics by name. A cluster has a topic on several nsqds."""
+    def _numbers(self, name: str, topic: str, channel: str | None) -> list[int]:
+        """Return a number of nsqd's statistics of a topic or channel, on each nsqd that has it."""
+
+    @abstractmethod
+    def _channel_names(self) -> Mapping[str, Collection[str]]:
+        """Return the names of the channels of each topic."""
 
     def depth(self, topic: str, channel: str | None = None) -> int:
         """Count the messages queued in a topic, or in one of its channels, on all nsqds. A topic that nothing was
@@ -121,8 +130,7 @@ class MessageAssertions(ABC):
         Raises:
             UnknownChannel: If a channel is given that does not exist.
         """
-        queues = self._topics().get(topic, ()) if channel is None else self._channels(topic, channel)
-        return sum(queue.depth for queue in queues)
+        return self._sum("depth", topic, channel)
 
     def in_flight(self, topic: str, channel: str) -> int:
         """Count the messages in flight in a channel, on all nsqds.
@@ -130,16 +138,18 @@ class MessageAssertions(ABC):
         Raises:
             UnknownChannel: If the channel does not exist.
         """
-        return sum(each.in_flight_count for each in self._channels(topic, channel))
+        return self._sum("in_flight_count", topic, channel)
 
-    def _channels(self, topic: str, channel: str) -> list[Channel]:
-        """Return a channel, on each nsqd that has it."""
-        topics = self._topics()
-        found = [each.channels[channel] for each in topics.get(topic, ()) if channel in each.channels]
-        if not found:
-            names = {name: {one for each in having for one in each.channels} for name, having in topics.items()}
-            raise UnknownChannel(topic, channel, names)
-        return found
+    def _sum(self, name: str, topic: str, channel: str | None) -> int:
+        found = self._numbers(name, topic, channel)
+        if channel is not None and not found:
+            raise UnknownChannel(topic, channel, self._channel_names())
+        return sum(found)
+
+    def topic(self, prefix: str = "test") -> str:
+        """Make up the name of a topic that no other test uses. On a real nsqd that is not the test's own, the fixture
+        deletes the topic after the test."""
+        return f"{prefix}-{uuid.uuid4().hex[:12]}"
 
     @abstractmethod
     def _kept_bodies(self) -> Mapping[str, Sequence[bytes]]:
@@ -187,6 +197,27 @@ class MessageAssertions(ABC):
         if not is_met():
             text = published_difference(topic, self._kept_bodies(), wanted, count)
             raise failure(f"{text}\n(after {timeout:g} s)" if timeout else text, self._transcript_end())
+
+
+class AnyNsqd(MessageAssertions):
+    """Base class of the nsqds, emulated and real."""
+
+    @property
+    @abstractmethod
+    def tcp_address(self) -> str:
+        """``host:port`` for clients of the TCP protocol."""
+
+    @abstractmethod
+    def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
+        """Publish messages, see FakeNsqd.publish()."""
+
+    @abstractmethod
+    def _check_publish(self, topic: str, bodies: Sequence[bytes], delay: float) -> None:
+        """Raise the errors of publish() that need no nsqd."""
+
+    @abstractmethod
+    def report(self) -> str:
+        """Describe the server, for the report of a failed test."""
 
 
 def check_body_types(bodies: Sequence[object]) -> None:

@@ -6,18 +6,18 @@ clients. Modules that take long to import and that few tests need are imported a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fakensqd.clock import Clock, Timer
 from fakensqd.daemon.daemon import Daemon
 from fakensqd.nsqd.broker import Broker, BrokerEvents, Topic
 from fakensqd.nsqd.http import nsqd_application, tls_required_application
-from fakensqd.nsqd.published import MessageAssertions, PublishedBodies, check_body_types
+from fakensqd.nsqd.published import AnyNsqd, PublishedBodies, check_body_types
 from fakensqd.nsqd.session import NSQD, Session
 from fakensqd.options import NsqdOptions, TlsRequired
 from fakensqd.router import Application
-from fakensqd.transcript import Entry
+from fakensqd.transcript import Entry, UnknownChannel
 from gnsq.protocol.names import assert_valid_topic_name, is_ephemeral
 from gnsq.tracebacks import clears_locals
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["FakeNsqd"]
 
 
-class FakeNsqd(MessageAssertions, Daemon):
+class FakeNsqd(Daemon, AnyNsqd):
     """An nsqd 1.3.0, or another release, in the hub of the caller. Call start() or use ``with``.
 
     This object keeps its topics, messages and ports when it is stopped and started again.
@@ -141,10 +141,18 @@ class FakeNsqd(MessageAssertions, Daemon):
         """
         if channel is None:
             return self._published.of(topic)
-        return [message.body for each in self._channels(topic, channel) for message in each.stored()]
+        found = self.broker.topics.get(topic)
+        if found is None or channel not in found.channels:
+            raise UnknownChannel(topic, channel, self._channel_names())
+        return [message.body for message in found.channels[channel].stored()]
 
-    def _topics(self) -> Mapping[str, Sequence[Topic]]:
-        return {name: (topic,) for name, topic in self.broker.topics.items()}
+    def _numbers(self, name: str, topic: str, channel: str | None) -> list[int]:
+        found = self.broker.topics.get(topic)
+        holder = found if found is None or channel is None else found.channels.get(channel)
+        return [] if holder is None else [getattr(holder, name)]
+
+    def _channel_names(self) -> Mapping[str, Collection[str]]:
+        return {topic.name: topic.channels for topic in self.broker.topics.values()}
 
     def _kept_bodies(self) -> Mapping[str, Sequence[bytes]]:
         return self._published.kept()

@@ -96,7 +96,7 @@ def label(python: str, client: str) -> str | None:
     if client in OWN:
         return client
     code = f"from importlib.metadata import version; print(version({client!r}))"
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, cwd="/")
+    done = subprocess.run([python, "-E", "-c", code], capture_output=True, text=True, check=False, cwd="/")
     return f"{client} {done.stdout.strip()}" if done.returncode == 0 else None
 
 
@@ -107,7 +107,8 @@ def clients(workload: str) -> dict[str, list[str]]:
         for client in WORKLOADS[workload]:
             name = label(python, client)
             if name and name not in found and (client not in OWN or python == sys.executable):
-                found[name] = [python, str(CLIENTS), client]
+                # -E: PYTHONPATH would give this tree's gnsq to another release's interpreter.
+                found[name] = [python, "-E", str(CLIENTS), client]
     return found | programs()
 
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import textwrap
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -188,12 +189,15 @@ def _plot_latency(results: Results, folder: Path) -> str | None:
     figure, panels = plt.subplots(
         1, len(settings), figsize=(5 * len(settings), 4.2), layout="constrained", squeeze=False
     )
+    clients = list(dict.fromkeys(each.client for each in results.figures if each.part == "latency"))
     for axes, setting in zip(panels[0], settings, strict=True):
         figures = [each for each in results.of("latency", setting) if each.quantity in PERCENTILES]
         for client in dict.fromkeys(each.client for each in figures):
             own = [each for each in figures if each.client == client]
-            axes.plot([f"{each.quantity} %" for each in own], [each.median for each in own], label=client, marker="o")
-        axes.set(title=setting, xlabel="percentile", ylabel="us", yscale="log")
+            color = f"C{clients.index(client)}"  # the same in all panels
+            places, medians = [f"{each.quantity} %" for each in own], [each.median for each in own]
+            axes.plot(places, medians, color, label=client, marker="o")
+        axes.set(title=textwrap.fill(setting, 50), xlabel="percentile", ylabel="us", yscale="log")
         axes.legend()
     return _save(figure, folder, "latency.png")
 

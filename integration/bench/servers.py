@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fakensqd.certificates import CertificateFiles
+from fakensqd.real import RealLookupd, RealNsqd
 from gnsq import NsqdHTTPClient, Producer
-from integration.servers import Daemon, program, running
+from integration.servers import running
 
 FLAGS = ("--mem-queue-size=2000000", "--max-msg-size=4194304", "--max-body-size=16777216")
 BODY = b"x" * 200
@@ -78,7 +80,7 @@ def until(condition: Callable[[], object]) -> None:
 def nsqd(certificate: CertificateFiles) -> Iterator[Nsqd]:
     """Start a real nsqd with TLS if there is one, else the emulator."""
     tls = [f"--tls-cert={certificate.certificate}", f"--tls-key={certificate.key}"]
-    path = program("nsqd")
+    path = shutil.which("nsqd")
     if path is None:
         print("server: fakensqd, since no nsqd was found; put a real one on PATH for figures that mean something")
         with emulator(*tls) as found:
@@ -98,9 +100,8 @@ def emulator(*flags: str) -> Iterator[Nsqd]:
         yield _known("fakensqd", daemon)
 
 
-def _known(name: str, daemon: Daemon) -> Nsqd:
-    assert daemon.process is not None
-    return Nsqd(name, daemon.tcp_address, daemon.http_address, daemon.process.pid)
+def _known(name: str, daemon: RealNsqd | RealLookupd) -> Nsqd:
+    return Nsqd(name, daemon.tcp_address, daemon.http_address, daemon.pid)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from integration.chaos.faults import Disturber, Fault
 from integration.chaos.ledger import Judge, read
 from integration.chaos.workers import GAP, TICK
 from integration.chaos.world import Worker, World, outside
-from integration.servers import program
+from integration.servers import PROGRAMS
 
 # Seconds.
 DRAIN_LIMIT, POLL = 40.0, 0.5
@@ -130,8 +130,8 @@ def main() -> int:
     parser.add_argument("--commands", action="store_true", help="cut commands of gnsq instead")
     parser.add_argument("--fake", action="store_true", help="with the servers of fakensqd")
     given = parser.parse_args()
-    if not given.fake and not (program("nsqd") and program("nsqlookupd")):
-        parser.error("nsqd and nsqlookupd are not on PATH; name them by NSQD and NSQLOOKUPD, or give --fake")
+    if not given.fake and not all(map(shutil.which, PROGRAMS)):
+        parser.error("nsqd and nsqlookupd are not on PATH: put them there, or give --fake")
     seed = random.randrange(10**6) if given.seed is None else given.seed
     print(f"chaos: seed {seed}", flush=True)
     chosen = random.Random(seed)
@@ -160,7 +160,8 @@ def disturb(folder: Path, chosen: random.Random, seconds: float, interval: float
     began = time.monotonic()
     run.run(seconds)
     memory = {node.name: node.memory for node in run.world.nodes}
-    judge = Judge(read(folder), run.disturber.faults, run.nodes, run.in_flight, memory)
+    refused = {node.name: node.refused() for node in run.world.nodes}
+    judge = Judge(read(folder), run.disturber.faults, run.nodes, run.in_flight, memory, refused)
     found = [*run.violations, *judge.violations()]
     print(f"chaos: {len(run.disturber.faults)} faults in {time.monotonic() - began:.0f} s; {judge.summary()}")
     for text in run.world.skipped:

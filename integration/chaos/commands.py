@@ -24,9 +24,9 @@ import zstandard
 
 from fakensqd import Relay
 from fakensqd.faults import toxics
+from fakensqd.real import RealNsqd
 from gnsq import NsqdHTTPClient, Producer
 from gnsq.dead_letter import DeadLetter, encode_dead_letter
-from integration.servers import Daemon
 from tests.kit import bodies, channel_stats, wait_until
 
 # Seconds.
@@ -49,7 +49,7 @@ class Trial:
         was_cut: A FIN may have been lost on its way, which no command can know.
     """
 
-    nsqd: Daemon
+    nsqd: RealNsqd
     relay: Relay
     folder: Path
     topic: str
@@ -138,7 +138,7 @@ class Trial:
     def compare(self, found: Mapping[bytes, int]) -> None:
         """Check that all lines are there, and that after signals no more are doubled than was said."""
         lost = [line[:20] for line in self.lines if not found.get(line)]
-        strange = [body[:60] for body in found if body not in {*self.lines}]
+        strange = [body[:60] for body in {*found} - {*self.lines}]
         doubled = sum(found.values()) - len(found)
         most = sum(int(number.replace(",", "")) for text in self.said for number in DOUBLED.findall(text))
         assert not lost, f"{len(lost)} lost: {lost[:5]}"
@@ -214,9 +214,8 @@ COMMANDS = (pub, copy, requeue_dead, to_file)
 def run(folder: Path, chosen: random.Random, seconds: float, *, is_fake: bool) -> list[str]:
     """Make trials for some seconds, and at least one of each command; return what was wrong."""
     os.environ |= {"XDG_CONFIG_HOME": str(folder)}
-    words = (sys.executable, "-m", "fakensqd", "nsqd") if is_fake else ()
-    (folder / "nsqd").mkdir()
-    nsqd = Daemon("nsqd", str(folder / "nsqd"), "--msg-timeout=2s", words=words, log=folder / "nsqd.log")
+    words = (sys.executable, "-m", "fakensqd", "nsqd") if is_fake else ""
+    nsqd = RealNsqd(program=words, msg_timeout=2.0, log=str(folder / "nsqd.log"))
     wrong: list[str] = []
     gevent.get_hub().threadpool.apply(nsqd.start)
     deadline, number = time.monotonic() + seconds, 0
@@ -234,6 +233,6 @@ def run(folder: Path, chosen: random.Random, seconds: float, *, is_fake: bool) -
                     wrong.append(f"trial {number}, {command.__name__}: {error!r}\n{'-- '.join(trial.said)}")
                 print(f"trial {number}: {command.__name__}, {len(trial.said)} runs, {trial.count} messages", flush=True)
     finally:
-        nsqd.stop()
+        nsqd.close()
     print(f"commands: {number} trials")
     return wrong

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
@@ -12,8 +13,8 @@ import gevent
 
 from fakensqd.faults import toxics
 from fakensqd.faults.toxics import Toxic
+from fakensqd.real import RealLookupd, RealNsqd
 from integration.chaos.world import CHANNELS, TOPIC, Node, Worker, World, outside
-from integration.servers import Daemon
 
 # Seconds; and how many faults there are at the same time.
 SHORTEST, LONGEST = 0.2, 5.0
@@ -51,13 +52,12 @@ class Target:
         chosen: For what is random about the fault.
     """
 
-    process: Daemon | Worker
+    process: RealNsqd | RealLookupd | Worker
     node: Node | None
     chosen: random.Random
 
     def signal(self, number: int) -> None:
-        assert self.process.process is not None
-        self.process.process.send_signal(number)
+        os.kill(self.process.pid, number)
 
 
 # Begins a fault, and returns the function that undoes it.
@@ -65,9 +65,9 @@ Act = Callable[[Target], Callable[[], object]]
 
 
 def _kill(at: Target) -> Callable[[], object]:
-    outside(at.process.stop, kill=True)
+    outside(at.process.kill)
     if at.node is not None:
-        at.node.relay.stop()
+        at.node.relay.down()
     return lambda: _start(at)
 
 
@@ -91,6 +91,22 @@ def _restart(at: Target) -> Callable[[], object]:
     return lambda: outside(at.process.start)
 
 
+def _restart_paused(at: Target) -> Callable[[], object]:
+    """Restart nsqd with its channels paused: see restart() in integration/queries.py."""
+    assert at.node is not None
+    http = at.node.http
+    for channel in CHANNELS:
+        http.pause_channel(TOPIC, channel)
+    outside(at.process.stop)
+
+    def start() -> None:
+        outside(at.process.start)
+        for channel in CHANNELS:
+            http.unpause_channel(TOPIC, channel)
+
+    return start
+
+
 def _stop(at: Target) -> Callable[[], object]:
     at.signal(signal.SIGSTOP)
     return lambda: at.signal(signal.SIGCONT)
@@ -111,7 +127,7 @@ def _pause(at: Target) -> Callable[[], object]:
 
 def _refuse(at: Target) -> Callable[[], object]:
     assert at.node is not None
-    at.node.relay.stop()
+    at.node.relay.down()
     return at.node.relay.start
 
 
@@ -127,7 +143,7 @@ def _add(make: Callable[[random.Random], Toxic]) -> Act:
 KINDS: dict[str, tuple[int, str, Act]] = {
     "killed": (3, "nsqd", _kill),
     "hung up": (1, "nsqd", _hang_up),
-    "restarted": (3, "nsqd", _restart),
+    "restarted": (3, "nsqd", _restart_paused),
     "stopped": (2, "nsqd", _stop),
     "has a full disk": (3, "disk", _fill_disk),
     "has a paused channel": (1, "nsqd", _pause),

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,7 @@ class Judge:
         nodes: Names of the nsqds by the addresses that clients use.
         in_flight: What /stats of all nsqds has shown, with the monotonic time.
         memory: How many messages of a channel each nsqd holds in memory, by its name; others are on its disk.
+        refused: Ids of messages of which each nsqd has refused an answer, by its name.
     """
 
     def __init__(
@@ -150,9 +151,10 @@ class Judge:
         nodes: Mapping[str, str],
         in_flight: Sequence[tuple[float, Mapping[str, int]]],
         memory: Mapping[str, int],
+        refused: Mapping[str, Set[str]],
     ) -> None:
         self.lives, self.faults, self.nodes, self.in_flight = lives, faults, nodes, in_flight
-        self._memory = memory
+        self._memory, self._refused = memory, refused
         self.notes: Counter[str] = Counter()
         self._outcomes = {key: (life, *found) for life in lives for key, found in life.outcomes.items()}
         self._published = {
@@ -359,18 +361,19 @@ class Judge:
     def _miscounts(self) -> Mapping[str, list[tuple[float, str]]]:
         """Return, by consumer, the times from which an nsqd counts a message too many in flight, and its address.
 
-        It has read the message twice from its disk after a kill, and sent it again while it was in flight; or while a
-        REQ defers it, so that it refuses another REQ ("ID already deferred"). It counts so until the connection ends.
+        It has read the message twice from its disk after a kill, and has sent it again while it was in flight, so that
+        it refuses one of the two answers; or while REQ defers it ("ID already deferred"). It counts so until the
+        connection ends. A message that comes again after a timeout has more attempts.
         """
         by_message = defaultdict(list)
         for each in self._deliveries:
-            by_message[each.worker.settings["channel"], each.nsqd, each.id].append(each)
+            if each.id in self._refused[self.nodes[each.nsqd]]:
+                by_message[each.worker.settings["channel"], each.nsqd, each.id].append(each)
         found = defaultdict(list)
         for deliveries in by_message.values():
             deliveries.sort(key=lambda each: each.received)
             for first, again in itertools.pairwise(deliveries):
-                is_deferred = {first.answer, again.answer} <= {"fail", "requeue"} and again.attempts <= first.attempts
-                if again.received < first.answered or (is_deferred and again.answered < first.answered + DEFERRED):
+                if again.attempts <= first.attempts and again.received < first.answered + DEFERRED:
                     found[again.worker.name].append((again.received, again.nsqd))
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import re
 import signal
@@ -19,9 +20,9 @@ from typing import Any
 import gevent
 
 from fakensqd import Certificates, Relay
+from fakensqd.real import RealLookupd, RealNsqd
 from gnsq import NsqdHTTPClient
 from gnsq.errors import NSQException
-from integration.servers import Daemon
 from tests.kit import refused_port
 
 TOPIC, CHANNELS = "orders", ("a", "b")
@@ -37,6 +38,7 @@ LOST_RECORDS = "has lost records of "
 _LOST = re.compile(
     r"\[nsqd\] (\S+ \S+) ERROR: DISKQUEUE\((\S+)\) .*(?:data loss|invalid message read size|unexpected EOF)"
 )
+_REFUSED = re.compile(r"E_(?:FIN|REQ)_FAILED \w+ (\w+) failed")
 # How handlers answer: methods of workers.Handlers.
 WAYS = ("returning", "finish_all", "threads", "batches", "messages", "touching", "late", "giving_up")
 
@@ -73,6 +75,18 @@ class Worker:
         with open(path.with_suffix(".err"), "wb") as errors:
             self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)
 
+    @property
+    def running(self) -> bool:
+        return self.process is not None
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def kill(self) -> None:
+        self.stop(kill=True)
+
     def stop(self, *, kill: bool = False) -> None:
         """End it, by SIGTERM or SIGKILL. Raises TimeoutExpired if it does not end."""
         process, self.process = self.process, None
@@ -108,7 +122,7 @@ class Node:
     """
 
     name: str
-    daemon: Daemon
+    daemon: RealNsqd
     relay: Relay
     http: NsqdHTTPClient
     memory: int
@@ -121,6 +135,10 @@ class Node:
         for at, queue in _LOST.findall(self.log.read_text(errors="replace")):
             began = datetime.strptime(at, "%Y/%m/%d %H:%M:%S.%f").timestamp()
             yield LOST_RECORDS + queue, began + to_monotonic
+
+    def refused(self) -> set[str]:
+        """Return the ids of the messages of which the log says that nsqd has refused FIN or REQ."""
+        return {*_REFUSED.findall(self.log.read_text(errors="replace"))}
 
     def make_channels(self) -> None:
         for topic, channels in ((TOPIC, CHANNELS), (DEAD_TOPIC, (DEAD_CHANNEL,))):
@@ -155,7 +173,7 @@ class World:
     chosen: random.Random
     is_fake: bool
     nodes: list[Node] = field(default_factory=list)
-    lookupds: dict[str, Daemon] = field(default_factory=dict)
+    lookupds: dict[str, RealLookupd] = field(default_factory=dict)
     workers: dict[str, Worker] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     slow: list[tuple[str, float, float]] = field(default_factory=list)
@@ -177,7 +195,7 @@ class World:
         self._auth_address = f"127.0.0.1:{refused_port()}"
         self._start_worker("auth", {"kind": "auth", "seed": 0, "address": self._auth_address, "ttl": AUTH_TTL})
         for name in ("nsqlookupd0", "nsqlookupd1"):
-            self.lookupds[name] = self._daemon("nsqlookupd", name)
+            self.lookupds[name] = RealLookupd(program=self._program("nsqlookupd"), log=str(self.folder / f"{name}.log"))
             self._started(self.lookupds[name])
         flags = [f"--lookupd-tcp-address={lookupd.tcp_address}" for lookupd in self.lookupds.values()]
         if self.is_secure:
@@ -193,24 +211,24 @@ class World:
         for worker in self.workers.values():
             outside(worker.wait_for_ledger)
 
-    def _started(self, process: Daemon | Worker) -> None:
+    def _started(self, process: RealNsqd | RealLookupd | Worker) -> None:
         self._stack.callback(self._end, process)
         outside(process.start)
 
-    def _end(self, process: Daemon | Worker) -> None:
-        if process.process is not None:
+    def _end(self, process: RealNsqd | RealLookupd | Worker) -> None:
+        if process.running:
             with contextlib.suppress(ProcessLookupError):
-                process.process.send_signal(signal.SIGCONT)
-            outside(process.stop, kill=True)
+                os.kill(process.pid, signal.SIGCONT)
+            outside(process.kill)
+        if not isinstance(process, Worker):
+            process.close()
 
-    def _daemon(self, program: str, name: str, *flags: str, folder: Path | None = None) -> Daemon:
-        folder = folder or self.folder / name
-        folder.mkdir(exist_ok=True)
-        words = (sys.executable, "-m", "fakensqd", program) if self.is_fake else ()
-        return Daemon(program, str(folder), *flags, words=words, log=self.folder / f"{name}.log")
+    def _program(self, name: str) -> tuple[str, ...] | str:
+        return (sys.executable, "-m", "fakensqd", name) if self.is_fake else ""
 
     def _start_node(self, number: int, common: list[str]) -> None:
         name, tcp = f"nsqd{number}", f"127.0.0.1:{refused_port()}"
+        log = self.folder / f"{name}.log"
         relay = Relay(tcp, seed=self.chosen.randrange(2**32)).start()
         self._stack.callback(relay.stop)
         # fakensqd has no disk, whatever the flag says.
@@ -219,11 +237,15 @@ class World:
         if number != 1:
             flags.append(f"--auth-http-address={self._auth_address}")
         disk = self._mount(self.folder / "disk") if number == 2 else None
-        daemon = self._daemon("nsqd", name, *flags, "--max-bytes-per-file=1000000", folder=disk)
-        daemon.tcp_address = tcp
+        folder = disk or self.folder / name
+        folder.mkdir(exist_ok=True)
+        flags.append("--max-bytes-per-file=1000000")
+        daemon = RealNsqd(
+            program=self._program("nsqd"), tcp_address=tcp, flags=flags, data_path=str(folder), log=str(log)
+        )
         self._started(daemon)
         http = NsqdHTTPClient.from_url(daemon.http_address, timeout=2)
-        self.nodes.append(Node(name, daemon, relay, http, memory, self.folder / f"{name}.log", disk))
+        self.nodes.append(Node(name, daemon, relay, http, memory, log, disk))
         self.nodes[-1].make_channels()
 
     def _mount(self, folder: Path) -> Path | None:

@@ -120,11 +120,12 @@ def differences(name: str, make: MakeServer, count: int, number: int) -> list[st
         programs = drawn(strategy, count, number)
         lines = []
         for program in pair.differing(programs)[:MAX_SHORTENED]:
-            if found := pair.compare(pair.shortened(program)):
+            # Beside other sessions, on a busy machine, one may differ three times that does not when it runs alone.
+            if found := pair.compare(pair.shortened(program)) or pair.compare(program):
                 session, difference = found
                 lines.append("\n".join([difference, *readable(session), json.dumps(session)]))
             else:
-                lines.append("\n".join(["differed, but no more when it was shortened", *map(str, program)]))
+                pair.unsteady += 1
         lines += [f"the emulator raised {error!r}" for error in emulator.errors]
     print(f"{name}: {len(programs)} sessions, {len(lines)} differences, {pair.unsteady} unsteady")
     return sorted(set(lines))

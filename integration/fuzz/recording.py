@@ -10,7 +10,7 @@ from typing import Any
 import gevent
 
 from gnsq.protocol.frames import MESSAGE
-from integration.fuzz.programs import Ask, Program, Send
+from integration.fuzz.programs import TOKENS, Ask, Program, Send
 from tests.fakensqd.templates import Difference, pieces, sorted_lists
 from tests.fakensqd.transcripts import HTTP_HEADERS, Answer, Ended, Player, Step
 
@@ -93,7 +93,8 @@ class Recording(Player):
             self._receive_frames(name, is_last=lambda frame: frame == FENCE_ERROR)
 
     def _write(self, name: str, data: bytes) -> None:
-        template = "".join(_hex(*piece) for piece in pieces(data.decode("latin-1")))
+        parts = TOKENS.split(data)
+        template = "".join(part.decode() if TOKENS.fullmatch(part) else part.hex() for part in parts)
         for token, text in pieces(template):
             if token == "ID" and f"ID:{text}" not in self._names.values:
                 template = template.replace(f"{{ID:{text}}}", (b"%016d" % int(text)).hex())
@@ -188,12 +189,6 @@ class Recording(Player):
                 return {**answer, "json": _tokens(found)}
             return {**answer, "unordered": True, "json": _tokens(sorted_lists(found))}
         return {**answer, "text": text}
-
-
-def _hex(token: str | None, text: str) -> str:
-    if token is None:
-        return text.encode("latin-1").hex()
-    return f"{{{token}}}" if token == "RUN" else f"{{{token}:{text}}}"
 
 
 def _is_settled(topic: Any) -> bool:  # Any: JSON

@@ -1,13 +1,17 @@
-"""The nsqd of these tests: fakensqd, or a real one with ``-p integration.servers``."""
+"""The nsqd of these tests: the emulator, or with ``--nsqd=real`` a real one."""
 
 import contextlib
 import re
-import uuid
+import shutil
 
 import pytest
 
 from fakensqd import FakeNsqd
+from fakensqd.pytest_plugin import nsqd
+from fakensqd.real import RealNsqd
 from gnsq import NsqdHTTPClient, Producer
+
+__all__ = ["nsqd"]  # not the one of tests/conftest.py
 
 
 def pytest_configure(config):
@@ -28,12 +32,6 @@ def _numbers(version):
 
 
 @pytest.fixture
-def nsqd(request):
-    real = request.config.pluginmanager.hasplugin("integration.servers")
-    return request.getfixturevalue("real_nsqd" if real else "fakensqd")
-
-
-@pytest.fixture
 def producer(nsqd):
     with Producer(nsqd.tcp_address) as made:
         yield made
@@ -46,37 +44,20 @@ def http(nsqd):
 
 
 @pytest.fixture
-def topic():
-    """A topic name that no other test uses."""
-    return f"t-{uuid.uuid4().hex[:12]}"
+def topic(nsqd):
+    return nsqd.topic()
 
 
 @pytest.fixture
-def lookupd(request):
-    real = request.config.pluginmanager.hasplugin("integration.servers")
-    return request.getfixturevalue("real_lookupd" if real else "fakelookupd")
-
-
-@pytest.fixture
-def start_nsqd(request):
-    """Starts an nsqd with flags, written with underscores."""
-    real = request.config.pluginmanager.hasplugin("integration.servers")
+def start_nsqd(nsqd):
+    """Starts an nsqd of the same kind, with options."""
     with contextlib.ExitStack() as stack:
 
         def start(**options):
-            if not real:
-                for flag in {"auth_http_address", "lookupd_tcp_address"} & set(options):
-                    options[f"{flag}es"] = (options.pop(flag),)
+            if not isinstance(nsqd, RealNsqd):
                 return stack.enter_context(FakeNsqd(**options).in_thread())
-            from integration.servers import NO_PROGRAMS, program, running
-
-            if program("nsqd") is None:
-                pytest.skip(NO_PROGRAMS)
-            return stack.enter_context(running("nsqd", *[_flag(*option) for option in options.items()]))
+            if shutil.which("nsqd") is None:
+                pytest.skip("starts servers of its own, and there is no nsqd on PATH")
+            return stack.enter_context(RealNsqd(**options))
 
         yield start
-
-
-def _flag(name, value):
-    text = str(value).lower() if isinstance(value, bool) else value
-    return f"--{name.replace('_', '-')}={text}"

@@ -92,10 +92,10 @@ def test_every_nsqd_is_found_with_one_message_in_flight(start_nsqd, topic):
     assert {nsqd.tcp_address for nsqd in nsqds} == set(seen)
 
 
-def test_topic_that_no_nsqlookupd_knows_leaves_the_consumer_healthy_and_ready(lookupd, topic, caplog):
+def test_topic_that_no_nsqlookupd_knows_leaves_the_consumer_healthy_and_ready(nsqlookupd, topic, caplog):
     caplog.set_level(logging.INFO)
     options = {
-        "lookupd_http_addresses": lookupd.http_address,
+        "lookupd_http_addresses": nsqlookupd.http_address,
         "message_handler": lambda consumer, message: None,
         "lookupd_poll_interval": 0.05,
     }
@@ -104,15 +104,15 @@ def test_topic_that_no_nsqlookupd_knows_leaves_the_consumer_healthy_and_ready(lo
         wait_until(lambda: "WARNING" in levels(caplog, f"topic {topic}: the nsqlookupd knows no nsqd with it yet"))
 
         assert (consumer.is_healthy, consumer.is_ready) == (True, True)
-        assert consumer.stats().not_ready == f"http://{lookupd.http_address}/: no nsqd with topic {topic} there"
+        assert consumer.stats().not_ready == f"http://{nsqlookupd.http_address}/: no nsqd with topic {topic} there"
 
     assert levels(caplog, f"topic {topic}: the nsqlookupd knows no nsqd with it yet") == ["INFO", "WARNING"]
 
 
-def test_consumer_connects_once_nsqlookupd_has_named_an_nsqd(start_nsqd, lookupd, topic):
-    nsqd = start_nsqd(lookupd_tcp_address=lookupd.tcp_address, broadcast_address="127.0.0.1")
+def test_consumer_connects_once_nsqlookupd_has_named_an_nsqd(start_nsqd, nsqlookupd, topic):
+    nsqd = start_nsqd(lookupd_tcp_addresses=(nsqlookupd.tcp_address,))
     options = {
-        "lookupd_http_addresses": lookupd.http_address,
+        "lookupd_http_addresses": nsqlookupd.http_address,
         "message_handler": lambda consumer, message: None,
         "lookupd_poll_interval": 0.05,
     }

@@ -105,6 +105,7 @@ class Load:
         with contextlib.suppress(ConnectionRefusedError, ConnectionResetError):
             for number in range(100_000):
                 self._send(f"{client}-{number}")
+                gevent.sleep(0.05)  # without a pause they would use a whole core while gunicorn starts its workers
 
     def _send(self, name):
         with socket.create_connection(self._address, timeout=30) as connection:

@@ -14,8 +14,8 @@ MISSING = "no-such-topic"
 
 
 @pytest.fixture
-def lookup(lookupd):
-    with LookupdClient.from_url(lookupd.http_address) as client:
+def lookup(nsqlookupd):
+    with LookupdClient.from_url(nsqlookupd.http_address) as client:
         yield client
 
 

@@ -72,7 +72,9 @@ LAYERS = list(itertools.product([False, True], [None, "snappy", "deflate"], [Fal
 def test_messages_go_both_ways_through_all_layers(
     start_nsqd, server_certificate, auth_server, tls, topic, encrypted, compression, authorized
 ):
-    nsqd = start_nsqd(**server_certificate, **({"auth_http_address": auth_server.http_address} if authorized else {}))
+    nsqd = start_nsqd(
+        **server_certificate, **({"auth_http_addresses": (auth_server.http_address,)} if authorized else {})
+    )
     options = {**(tls if encrypted else {}), **({compression: True} if compression else {})}
     if authorized:
         options["auth_secret"] = b"all"
@@ -246,7 +248,7 @@ def test_refusal_for_missing_tls_has_a_hint(start_nsqd, server_certificate, open
 
 
 def test_secret_that_is_wrong_missing_or_not_enough(start_nsqd, auth_server, opened, topic):
-    nsqd = start_nsqd(auth_http_address=auth_server.http_address)
+    nsqd = start_nsqd(auth_http_addresses=(auth_server.http_address,))
 
     with pytest.raises(NSQException, match=r"nsqd requires AUTH, .*: give auth_secret"):
         opened(nsqd.tcp_address)

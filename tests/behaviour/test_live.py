@@ -131,7 +131,7 @@ def test_identity_of_a_secret_is_signalled_and_in_the_statistics(start_nsqd, top
     auths = []
     grants = {"secret": [Grant(), Grant(topic="^other$")]}
     with FakeAuthServer(grants, identity="billing").in_thread() as server:
-        nsqd = start_nsqd(auth_http_address=server.http_address)
+        nsqd = start_nsqd(auth_http_addresses=(server.http_address,))
         consumer = Consumer(
             topic, "c", nsqd.tcp_address, auth_secret=b"secret", message_handler=lambda _, message: None
         )
@@ -145,10 +145,10 @@ def test_identity_of_a_secret_is_signalled_and_in_the_statistics(start_nsqd, top
     assert (client["authed"], client["auth_identity"]) == (True, "billing")
 
 
-def test_tombstoned_nsqd_is_no_longer_found(start_nsqd, lookupd, topic):
-    nsqd = start_nsqd(lookupd_tcp_address=lookupd.tcp_address, broadcast_address="127.0.0.1")
+def test_tombstoned_nsqd_is_no_longer_found(start_nsqd, nsqlookupd, topic):
+    nsqd = start_nsqd(lookupd_tcp_addresses=(nsqlookupd.tcp_address,))
     NsqdHTTPClient.from_url(nsqd.http_address).create_topic(topic)
-    with LookupdClient.from_url(lookupd.http_address) as client:
+    with LookupdClient.from_url(nsqlookupd.http_address) as client:
         wait_until(lambda: topic in client.topics()["topics"] and client.lookup(topic)["producers"])
 
         client.tombstone_topic(topic, nsqd.http_address)

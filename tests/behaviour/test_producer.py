@@ -88,12 +88,12 @@ def test_refused_publish_has_nsqds_text_and_affects_no_other_publish(nsqd, topic
     assert held(nsqd, 200) == [b"a"] * 100 + [b"b"] * 100
 
 
-def test_nsqds_are_found_by_nsqlookupd_and_take_turns(start_nsqd, lookupd, topic):
-    flags = {"lookupd_tcp_address": lookupd.tcp_address, "broadcast_address": "127.0.0.1"}
+def test_nsqds_are_found_by_nsqlookupd_and_take_turns(start_nsqd, nsqlookupd, topic):
+    flags = {"lookupd_tcp_addresses": (nsqlookupd.tcp_address,)}
     nsqds = [start_nsqd(**flags) for _ in range(2)]
-    wait_until(lambda: len(lookupd_nodes(lookupd)) == 2)
+    wait_until(lambda: len(lookupd_nodes(nsqlookupd)) == 2)
 
-    with Producer(lookupd_http_addresses=lookupd.http_address) as producer:
+    with Producer(lookupd_http_addresses=nsqlookupd.http_address) as producer:
         wait_until(lambda: len(producer.stats().connections) == 2)
         for _ in range(10):
             producer.publish(topic, b"x")
@@ -102,7 +102,7 @@ def test_nsqds_are_found_by_nsqlookupd_and_take_turns(start_nsqd, lookupd, topic
     assert counts == [5, 5]
 
 
-def lookupd_nodes(lookupd):
+def lookupd_nodes(nsqlookupd):
     from gnsq import LookupdClient
 
-    return LookupdClient.from_url(lookupd.http_address).nodes()["producers"]
+    return LookupdClient.from_url(nsqlookupd.http_address).nodes()["producers"]

@@ -8,6 +8,8 @@ from fakensqd.faults.toxics import stall
 from tests.kit import refused_port, wait_until
 from tests.kit.commands import background, command, create_channel, gnsq, signalled_when
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def other():

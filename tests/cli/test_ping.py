@@ -1,5 +1,6 @@
 """gnsq ping: the way of a message, and the usual mistakes with what to do about them."""
 
+import gc
 import os
 import signal
 
@@ -98,6 +99,8 @@ def test_signal_gives_its_status():
         result = invoke("ping", "--nsqd", address)
 
     assert result.exit_code == 143
+    greenlets = [each for each in gc.get_objects() if isinstance(each, gevent.Greenlet) and not each.dead]
+    assert [each.name for each in greenlets if each.name.startswith("gnsq-ping")] == []
 
 
 def test_topic_without_a_subscriber_is_deleted(fakensqd):

@@ -134,6 +134,7 @@ def test_deferred_messages_wait_in_nsqd(fakensqd, pub):
     deferred = [command for command in fakensqd.transcript.commands() if command == "DPUB"]
 
     assert (result.exit_code, len(deferred)) == (0, 500)
+    assert "500 messages published" in result.stderr
     wait_until(lambda: fakensqd.depth("t") == 500)
 
 

@@ -295,18 +295,23 @@ def test_wrong_option_is_refused(options, kind, words):
     [
         pytest.param({"max_tries": 2}, "the database is away", id="max_tries"),
         pytest.param(
-            {"max_age": 0.05, "max_tries": 0},
-            "max_age is 0.05 s; last error: OSError: the database is away",
+            {"max_age": 2.5, "max_tries": 0},
+            "max_age is 2.5 s; last error: OSError: the database is away",
             id="max_age",
         ),
     ],
 )
-def test_message_above_max_tries_or_max_age_has_its_last_error_in_its_letter(begin, fakensqd, options, words):
-    consumer = begin(make=lambda: OSError("the database is away"), **options, **AT_ONCE)
-    fakensqd.publish("t", b"x")
-    wait_until(lambda: consumer.stats().counts.finished)
+def test_message_above_max_tries_or_max_age_has_its_last_error_in_its_letter(
+    nsqd, clock, publish, started, options, words
+):
+    def fail(consumer, message):
+        raise OSError("the database is away")
 
-    (letter,) = letters(fakensqd)
+    started(fail, nsqd, dead_letter_topic="dead", requeue_delay=1.0, max_backoff_duration=0, **options)
+    publish(nsqd, b"x")
+    clock.advance(4.0)
+
+    (letter,) = letters(nsqd)
     assert letter.reason.endswith(words)
     assert letter.attempts > 2
 

@@ -41,12 +41,6 @@ def test_tables_of_faults_have_every_function(heading, column, functions):
     assert {name for cell in cells for name in re.findall(r"`(\w+)\(", cell)} == set(functions)
 
 
-def test_emulator_example_runs(capsys):
-    exec(example("reference/api/fakensqd.md", "Without pytest"), {})
-
-    assert re.fullmatch(r"127\.0\.0\.1:\d+ 127\.0\.0\.1:\d+\n", capsys.readouterr().out)
-
-
 def test_readme_example_passes(fakensqd):
     names = run(example("README.md", "Test"), fakensqd)
 

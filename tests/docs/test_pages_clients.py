@@ -10,6 +10,8 @@ import shutil
 
 import pytest
 
+from fakensqd.pytest_plugin import split_addresses
+from fakensqd.real import RealLookupd, RealNsqd
 from tests.docs.pages import example
 from tests.kit import PYTHON, refused_port, run
 
@@ -58,17 +60,41 @@ def test_requests_from_the_command_line(folder):
     )
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "code"),
-    [
-        ("asyncnsq", "test_orders.py", example("fakensqd/any-client.md", "Python, with another client")),
-        ("nsq", "test_orders_pynsq.py", example("fakensqd/any-client.md", "Python, with another client", 1)),
-    ],
-)
-def test_python(folder, module, name, code):
-    if importlib.util.find_spec(module) is None:
-        pytest.skip(f"{module} is not installed: pip install asyncnsq pynsq")
-    folder.write(name, code)
+def test_python(folder):
+    if importlib.util.find_spec("asyncnsq") is None:
+        pytest.skip("asyncnsq is not installed: pip install asyncnsq")
+    folder.write("test_orders.py", example("fakensqd/any-client.md", "Python, with another client"))
     script = example("fakensqd/any-client.md", "Python, with another client", language="sh")
 
-    assert " passed" in folder.run(script.replace("pip install asyncnsq pynsq pytest\npytest", f"{PYTHON} -m pytest"))
+    assert " passed" in folder.run(script.replace("pip install asyncnsq pytest\npytest", f"{PYTHON} -m pytest"))
+
+
+# --- CI ---------------------------------------------------------------------------------------------------------------
+
+
+def test_page_about_ci_runs_on_both(folder):
+    for name in ("nsqd", "nsqlookupd"):
+        program = folder.path.parent / name
+        program.write_text(f'#!/bin/sh\nexec {PYTHON} -m fakensqd {name} "$@"\n')
+        program.chmod(0o755)
+    folder.write("test_orders.py", example("fakensqd/ci.md", "Test in CI"))
+    script = example("fakensqd/ci.md", "Test in CI", language="sh")
+
+    said = folder.run(script.replace("pytest", f"{PYTHON} -m pytest"))
+
+    assert said.count("1 passed") == 2
+    assert said.count("nsqd: real") == 1
+
+
+def test_files_for_ci_name_the_servers_that_they_start():
+    yaml = pytest.importorskip("yaml")
+    github = yaml.safe_load(example("fakensqd/ci.md", "GitHub Actions", language="yaml"))
+    gitlab = yaml.safe_load(example("fakensqd/ci.md", "GitLab", language="yaml"))
+    compose = yaml.safe_load(example("fakensqd/ci.md", "Docker Compose", language="yaml"))
+
+    (service,) = github["jobs"]["test"]["services"].values()
+    _, named = github["jobs"]["test"]["strategy"]["matrix"]["nsqd"]
+    assert split_addresses(named) == tuple(f"127.0.0.1:{ports.partition(':')[0]}" for ports in service["ports"])
+    _, named = gitlab["test"]["parallel"]["matrix"][0]["NSQD"]
+    assert split_addresses(named) == tuple(f"{gitlab['test']['services'][0]['alias']}:{port}" for port in (4150, 4151))
+    assert set(compose["services"]) == {RealNsqd.name, RealLookupd.name}

@@ -67,6 +67,32 @@ def test_application_stores_bodies_and_reports_errors(worker, fakensqd, fakelook
     assert fakensqd.messages("orders") == [b"42"]
 
 
+def test_each_of_two_workers_has_its_metrics(fakensqd, fakelookupd, socket_folder):
+    write_files("guides/forks-and-gunicorn.md", socket_folder, fakensqd, fakelookupd)
+    write_files("guides/metrics.md", socket_folder, fakensqd, fakelookupd)
+    ports = [refused_port() for _ in range(4)]
+    path = socket_folder / "gunicorn.conf.py"
+    path.write_text(path.read_text().replace("range(9100, 9104)", str(ports)))
+
+    def metrics():
+        return [answer[1] for port in ports if (answer := request("GET", f"127.0.0.1:{port}", "/metrics"))]
+
+    listening = r"http://(127\.0\.0\.1:\d+)"
+    command = ("-m", "gunicorn", "--workers", "2", "--bind", "127.0.0.1:0", "--timeout", "0", "app:app")
+    with program(socket_folder, *command) as process:
+        wait_for_program(process, lambda: len(metrics()) == 2)
+        address = re.search(listening, (socket_folder / "out").read_text())[1]
+        for _ in range(10):
+            assert request("POST", address, "/", b"42") == (200, "stored")
+        counts = [
+            float(count)
+            for page in metrics()
+            for count in re.findall(r"^gnsq_producer_messages_confirmed_total (\S+)$", page, re.MULTILINE)
+        ]
+
+    assert (len(counts), sum(counts)) == (2, 10)
+
+
 @pytest.mark.parametrize("is_published", [True, False], ids=["", "before the first publish"])
 def test_worker_for_kubernetes_answers_probes_and_drains(fakecluster, socket_folder, is_published):
     write_files("guides/kubernetes.md", socket_folder, fakecluster.nsqds[0], fakecluster.lookupds[0])

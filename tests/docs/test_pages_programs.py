@@ -1,5 +1,6 @@
 """The programs in the tutorial, the guides and the pages about other clients run, and print what the pages say."""
 
+import re
 import sys
 
 import gevent
@@ -14,6 +15,8 @@ from tests.kit import child, wait_until
 @pytest.mark.parametrize("block", programs(process=False))
 def test_program(block, fakensqd, fakelookupd, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for library in re.findall(r"^import (msgspec|pydantic)$", block.code, re.MULTILINE):
+        pytest.importorskip(library)
 
     with gevent.Timeout(30):
         addresses = run(block, fakensqd, fakelookupd)

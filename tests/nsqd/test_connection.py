@@ -97,7 +97,7 @@ def test_replies_resolve_in_order_and_a_heartbeat_is_answered_and_is_none(connec
 
     transport.feed(encode_frame(RESPONSE, HEARTBEAT) + OK + encode_frame(RESPONSE, b"SECOND"))
 
-    assert [first.get(timeout=1), second.get(timeout=1)] == [b"OK", b"SECOND"]
+    assert [first.get(timeout=LIMIT), second.get(timeout=LIMIT)] == [b"OK", b"SECOND"]
     wait_until(lambda: transport.sent.endswith(b"NOP\n"))
 
 
@@ -136,7 +136,7 @@ def test_failed_answer_is_an_event_and_the_connection_stays(connection, transpor
 
     transport.feed(encode_frame(ERROR, code + b" FIN x failed") + OK)
 
-    assert reply.get(timeout=1) == b"OK"
+    assert reply.get(timeout=LIMIT) == b"OK"
     assert listener.errors == [code.decode()]
     assert connection.is_open
 
@@ -148,9 +148,9 @@ def test_fatal_error_fails_the_oldest_with_it_and_the_others_with_the_loss(conne
     transport.feed(encode_frame(ERROR, b"E_INVALID no"))
 
     with pytest.raises(NSQInvalid, match="E_INVALID no"):
-        first.get(timeout=1)
+        first.get(timeout=LIMIT)
     with pytest.raises(NSQConnectionClosed, match=r"refused a command before this one .*E_INVALID no.* not executed"):
-        second.get(timeout=1)
+        second.get(timeout=LIMIT)
 
 
 def test_lost_connection_fails_all_pending_requests(connection, transport):
@@ -160,7 +160,7 @@ def test_lost_connection_fails_all_pending_requests(connection, transport):
 
     for reply in replies:
         with pytest.raises(NSQConnectionClosed, match="nsqd closed the connection"):
-            reply.get(timeout=1)
+            reply.get(timeout=LIMIT)
     assert str(connection.error) == "nsqd:4150: nsqd closed the connection"
     with pytest.raises(NSQConnectionClosed, match="nsqd:4150"):
         connection.send(commands.NOP)
@@ -171,8 +171,8 @@ def test_frames_before_a_malformed_one_count(connection, transport):
 
     transport.feed(OK + b"\x00\x00\x00\x00")
 
-    assert reply.get(timeout=1) == b"OK"
-    assert connection.wait_closed(1)
+    assert reply.get(timeout=LIMIT) == b"OK"
+    assert connection.wait_closed(LIMIT)
     assert isinstance(connection.error, NSQFrameError)
 
 
@@ -190,7 +190,7 @@ def test_frames_before_a_malformed_one_count(connection, transport):
 def test_broken_peer_ends_the_connection(connection, transport, data, error):
     transport.feed(data)
 
-    assert connection.wait_closed(1)
+    assert connection.wait_closed(LIMIT)
     assert isinstance(connection.error, error)
 
 
@@ -209,13 +209,13 @@ def test_ready_above_nsqds_limit_is_refused_before_it_is_sent(connection):
 
 
 def test_close_waits_for_messages_in_flight(connection, transport, messages):
-    closing = gevent.spawn(connection.close, 5)
+    closing = gevent.spawn(connection.close, 2 * LIMIT)
     wait_until(lambda: transport.sent.endswith(b"CLS\n"))
     transport.feed(encode_frame(RESPONSE, b"CLOSE_WAIT"))
     gevent.sleep(0)
     assert not transport.ended
     messages[0].finish()
-    closing.join(2)
+    closing.join(LIMIT)
 
     assert transport.sent.endswith(b"FIN %s\n" % ID)
     assert transport.ended
@@ -225,11 +225,11 @@ def test_close_waits_for_messages_in_flight(connection, transport, messages):
 def test_close_waits_for_pending_replies(connection, transport):
     reply = connection.request(commands.publish("t", b"1"))
 
-    closing = gevent.spawn(connection.close, 5)
+    closing = gevent.spawn(connection.close, 2 * LIMIT)
     wait_until(lambda: transport.sends)
     assert not transport.ended
     transport.feed(OK)
-    closing.join(2)
+    closing.join(LIMIT)
 
     assert reply.get(timeout=0) == b"OK"
 
@@ -239,7 +239,7 @@ def test_bug_in_a_listener_closes_the_connection_and_is_logged(connection, trans
 
     transport.feed(message_frame())
 
-    assert connection.wait_closed(1)
+    assert connection.wait_closed(LIMIT)
     assert "AttributeError" in str(connection.error)
 
 
@@ -279,7 +279,7 @@ def test_silent_peer_is_dead_after_two_intervals(transport):
     connection = Connection("nsqd", 4150, ConnectionOptions(heartbeat_interval=30), clock)
     connection.open(transport)
 
-    assert connection.wait_closed(1)
+    assert connection.wait_closed(LIMIT)
 
     assert "no word from nsqd for 60 s, 2 heartbeat intervals" in str(connection.error)
     assert clock.now == pytest.approx(60.0, abs=0.1)
@@ -373,29 +373,29 @@ def test_broken_send_without_a_reason_ends_the_connection(transport, clock):
 def test_close_while_subscribing_does_not_leave_it_subscribed(connection, transport):
     subscribing = gevent.spawn(connection.subscribe, "t", "c")
     wait_until(lambda: transport.sends)
-    closing = gevent.spawn(connection.close, 5)
+    closing = gevent.spawn(connection.close, 2 * LIMIT)
     gevent.sleep(0)
 
     transport.feed(OK)
-    gevent.joinall([subscribing, closing], timeout=2)
+    gevent.joinall([subscribing, closing], timeout=LIMIT)
 
     assert isinstance(subscribing.exception, NSQConnectionClosed)
     assert connection.state is ConnectionState.CLOSED
 
 
 def test_close_ends_when_the_connection_is_lost_while_draining(connection, transport, messages):
-    closing = gevent.spawn(connection.close, 60)
+    closing = gevent.spawn(connection.close, 2 * LIMIT)
     wait_until(lambda: transport.sent.endswith(b"CLS\n"))
     transport.feed(encode_frame(RESPONSE, b"CLOSE_WAIT"))
     gevent.sleep(0)
 
     transport.feed(b"")
 
-    closing.get(timeout=2)
+    closing.get(timeout=LIMIT)
 
 
 def test_message_that_comes_with_close_wait_is_waited_for(connection, transport, messages):
-    closing = gevent.spawn(connection.close, 60)
+    closing = gevent.spawn(connection.close, 2 * LIMIT)
     wait_until(lambda: transport.sent.endswith(b"CLS\n"))
     messages[0].finish()
 
@@ -404,7 +404,7 @@ def test_message_that_comes_with_close_wait_is_waited_for(connection, transport,
     gevent.sleep(0)
     assert not transport.ended
     messages[1].finish()
-    closing.get(timeout=2)
+    closing.get(timeout=LIMIT)
 
     assert transport.sent.count(b"FIN ") == 2
 
@@ -490,7 +490,7 @@ def test_long_answer_is_refused_before_sub(connection, transport):
     transport.feed((65537).to_bytes(4, "big"))
 
     with pytest.raises(NSQConnectionClosed, match=r"frame size 65537 .* is not within 4 to 65536"):
-        reply.get(timeout=1)
+        reply.get(timeout=LIMIT)
 
 
 def test_long_frames_are_read_after_sub(connection, transport, messages):
@@ -515,7 +515,7 @@ def test_long_error_is_cut(connection, transport):
     transport.feed(encode_frame(ERROR, b"E_INVALID " + b"x" * 60_000))
 
     with pytest.raises(NSQInvalid) as caught:
-        reply.get(timeout=1)
+        reply.get(timeout=LIMIT)
     assert len(str(caught.value)) < 300
     assert len(caught.value.text) < 20_000
 
@@ -528,7 +528,7 @@ def test_peer_can_not_forge_log_lines(caplog):
 
     transport.feed(encode_frame(ERROR, b"E_REQ_FAILED x\nroot: \x1b[2J") + encode_frame(ERROR, b"E_INVALID \x07\r\n"))
 
-    assert connection.wait_closed(1)
+    assert connection.wait_closed(LIMIT)
     assert len(caplog.messages) == 2
     assert all(message.isprintable() for message in caplog.messages)
     assert str(connection.error).isprintable()
@@ -560,6 +560,6 @@ def test_connection_is_opened_once_and_closed_at_once_if_it_was_not(connection):
     assert connection.is_open
 
     unopened = Connection("nsqd", 4150)
-    with gevent.Timeout(1):
-        unopened.close(60)
+    with gevent.Timeout(LIMIT):
+        unopened.close(2 * LIMIT)
     assert unopened.state is ConnectionState.CLOSED

@@ -107,7 +107,7 @@ def test_failure_of_a_temporary_address_is_kept_until_it_is_connected_or_not_ret
 def test_close_ends_attempts_that_hang():
     hang = Event()
     log = Log()
-    with peer(lambda sock: hang.wait(10)) as address:
+    with peer(lambda sock: hang.wait(LIMIT)) as address:
         log.pool.add(address, permanent=True)
         wait_until(lambda: log.events)
 
@@ -120,11 +120,11 @@ def test_close_ends_attempts_that_hang():
 
 
 def test_close_ends_the_wait_for_another_try():
-    log = Log(reconnect_initial=60, reconnect_maximum=60)
+    log = Log(reconnect_initial=2 * LIMIT, reconnect_maximum=2 * LIMIT)
     log.pool.add(f"127.0.0.1:{refused_port()}", permanent=True)
     wait_until(lambda: not log.pool.not_attempted)
 
-    with gevent.Timeout(2, NSQException("close hangs")):
+    with gevent.Timeout(LIMIT, NSQException("close hangs")):
         log.pool.close(1)
 
 

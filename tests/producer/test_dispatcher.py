@@ -14,7 +14,7 @@ from gnsq.concurrency import reply_poller
 from gnsq.errors import NSQUnauthorized
 from gnsq.producer.deadlines import StallDetector
 from gnsq.producer.publish import PendingPublish
-from tests.kit import LIMIT
+from tests.kit import LIMIT, collector_off
 from tests.producer.conftest import ListLink, dispatcher_with, stored
 
 
@@ -253,7 +253,7 @@ def interrupted_in(line):
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        with contextlib.suppress(KeyboardInterrupt):
+        with collector_off(), contextlib.suppress(KeyboardInterrupt):
             yield
     finally:
         sys.settrace(before)

@@ -8,7 +8,7 @@ import pytest
 from fakensqd import FakeNsqd
 from fakensqd.faults.toxics import stall
 from gnsq import Producer
-from tests.kit import first_of, wait_until
+from tests.kit import LIMIT, first_of, wait_until
 
 
 def test_lost_connections_of_a_producer_to_one_nsqd_are_one_line_that_names_it(nsqd, clock, lines):
@@ -44,7 +44,7 @@ def test_stalled_nsqd_is_logged_with_its_producer_and_again_when_it_answers(cloc
                 f"{one.tcp_address}: orders: has not answered for 5 s; publishes go to other nsqds"
             ]
             clock.advance(20.0)
-            result.get(timeout=1)
+            result.get(timeout=LIMIT)
 
         assert f"{one.tcp_address}: orders: is published to again" in lines()
 

@@ -7,6 +7,7 @@ import gevent.socket
 import pytest
 
 from fakensqd import FakeNsqd
+from fakensqd.addresses import split_address
 from fakensqd.faults.relay import Relay
 from fakensqd.faults.toxics import reset, slice_bytes, stall
 from gnsq import Consumer, NsqdHTTPClient, Producer
@@ -108,7 +109,7 @@ def test_client_is_reset_if_the_server_refuses():
             sock.recv(100)
 
 
-def test_stop_closes_stalled_connections_and_start_takes_the_same_port(nsqd):
+def test_relay_that_is_down_closes_stalled_connections_and_nobody_gets_its_port(nsqd):
     relay = Relay(nsqd.tcp_address)
     relay.start()
     relay.start()
@@ -117,9 +118,11 @@ def test_stop_closes_stalled_connections_and_start_takes_the_same_port(nsqd):
     client = Client(address)
     wait_until(lambda: relay.link.connections)
 
-    relay.stop()
-    relay.stop()
+    relay.down()
+    relay.down()
     assert client.ended()
+    with gevent.socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+        other.bind(split_address(address))
 
     relay.link.clear()
     with relay:

@@ -16,6 +16,7 @@ from fakensqd.options import NsqdOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, decode_message
 from tests.fakensqd.nsqd.clients import SessionClient
+from tests.kit import collector_off
 
 OK = [(RESPONSE, b"OK")]
 
@@ -216,11 +217,12 @@ def calls(function, *arguments):
         count += event == "call"
 
     before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        function(*arguments)
-    finally:
-        sys.setprofile(before)
+    with collector_off():
+        sys.setprofile(note)
+        try:
+            function(*arguments)
+        finally:
+            sys.setprofile(before)
     return count
 
 
