@@ -14,6 +14,7 @@ import pytest
 from pyarrow import fs
 
 from integration.pipeline_job import DURABLE, PROCESSES, QUERIES, Job, Publisher, check_account
+from integration.queries import restart
 from integration.servers import needs_programs, running
 from tests.spark.helpers import wait_for
 from tests.spark.s3server import s3_server
@@ -24,7 +25,7 @@ OUTPUTS = ["s3", "local"] if "PIPELINE_KILLS" in os.environ else ["s3"]
 pytestmark = [
     pytest.mark.real,
     pytest.mark.spark,
-    pytest.mark.timeout(300 + 60 * KILLS),
+    pytest.mark.timeout(300 + 120 * KILLS),
     needs_programs,
 ]
 
@@ -35,7 +36,9 @@ work = "{work}"
 nsqd_tcp_addresses = ["{nsqd.tcp_address}"]
 nsqd_http_addresses = ["{nsqd.http_address}"]
 deduplicate = 3600
+trigger_interval = 0.2
 maintain_every = 1
+count_every = 1
 max_rows_per_batch = 1000
 [spark]
 "spark.master" = "local[2,4]"
@@ -69,9 +72,7 @@ def test_kills_at_random_lose_and_double_no_event(output, tmp_path, chosen):
             threading.Event().wait(chosen.uniform(0, 2))
             victim = chosen.choice(VICTIMS)
             if victim == "nsqd":
-                # With SIGTERM: a message in flight is only in the memory of nsqd.
-                nsqd.stop()
-                nsqd.start()
+                restart(nsqd, "clicks", "clicks")
                 victims[victim] += 1
             else:
                 victims[victim] += bool(job.kill(victim))

@@ -11,9 +11,10 @@ import pytest
 from gnsq import NsqdHTTPClient
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.spark.spool.spool import Spool
-from integration.queries import Publisher, descendants, kill, named, running_query, written
+from integration.queries import Publisher, kill, restart, running_query, written
+from integration.query import CHANNEL
 from integration.servers import needs_programs, running
-from tests.spark.helpers import bodies_of, is_empty, numbered, publish, wait_for
+from tests.spark.helpers import bodies_of, descendants, is_empty, named, numbered, publish, wait_for
 from tests.spark.kills import drain, receiver_process, run_until_killed
 
 pytestmark = [
@@ -124,9 +125,7 @@ def test_processes_of_a_query_killed_at_random(tmp_path, chosen):
             query.go_on(chosen.randint(50, 300))
             print(f"killing {kind} behind {len(written(tmp_path))} rows", flush=True)
             if kind == "nsqd":
-                # With SIGTERM: a message in flight is only in the memory of nsqd.
-                nsqd.stop()
-                nsqd.start()
+                restart(nsqd, "clicks", CHANNEL)
             else:
                 query.kill(kind)
         query.go_on(50)
@@ -135,7 +134,7 @@ def test_processes_of_a_query_killed_at_random(tmp_path, chosen):
 
         # Without messages in flight, nsqd may be killed.
         wait_for(lambda: at_rest(nsqd), limit=LIMIT)
-        nsqd.stop(kill=True)
+        nsqd.kill()
         nsqd.start()
         query.go_on(0)
         wait_for(lambda: is_empty(nsqd, "clicks", "archive") and set(written(tmp_path)) >= set(published), limit=LIMIT)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType, TimestampType
 
 from gnsq.spark.clients import check_addresses
 from gnsq.spark.options import ReadOptions, WriteOptions
@@ -19,15 +19,16 @@ from gnsq.spark.source.reader import NsqBatchReader, NsqStreamReader, stream_rea
 
 __all__ = ["COLUMNS", "NsqDataSource", "data_source_for"]
 
-# The same columns as SCHEMA in spool/segments.py, since record batches of segments are passed to Spark unchanged.
+# The same columns as SCHEMA in spool/segments.py, since record batches of segments are passed to Spark unchanged. They
+# are no DDL, since a setting of the session says what a timestamp is there.
 COLUMNS = {
-    "body": "binary",
-    "message_id": "string",
-    "attempts": "int",
-    "published_at": "timestamp",
-    "received_at": "timestamp",
-    "nsqd": "string",
-    "topic": "string",
+    "body": BinaryType(),
+    "message_id": StringType(),
+    "attempts": IntegerType(),
+    "published_at": TimestampType(),
+    "received_at": TimestampType(),
+    "nsqd": StringType(),
+    "topic": StringType(),
 }
 
 
@@ -45,14 +46,14 @@ class NsqDataSource(DataSource):  # type: ignore[misc]  # pyspark is not typed h
         """Return the name of the format."""
         return "nsq"
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         """Check the options, and return the columns of a row that is read, with their types.
 
         Spark calls this in load(). Whether a stream or a batch is to be read, it tells only when the query starts.
         """
         with _errors_in_one_line():
             self._read_options()
-        return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+        return StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
 
     def reader(self, schema: StructType) -> NsqBatchReader:
         """Make the reader of a batch."""
@@ -133,8 +134,7 @@ def data_source_for(parallelism: int | None) -> type[NsqDataSource]:
 def _columns(schema: StructType) -> tuple[str, ...]:
     """Return the names of a schema's columns; ValueError if a name is not in COLUMNS, or its type differs."""
     for field in schema.fields:
-        if COLUMNS.get(field.name) != field.dataType.simpleString():
-            raise ValueError(
-                f"column {field.simpleString()} is not one of {COLUMNS}: give no schema, use from_json on body"
-            )
+        if COLUMNS.get(field.name) != field.dataType:
+            known = ", ".join(f"{name}:{kind.simpleString()}" for name, kind in COLUMNS.items())
+            raise ValueError(f"column {field.simpleString()} is none of {known}: give no schema, use from_json on body")
     return tuple(field.name for field in schema.fields)

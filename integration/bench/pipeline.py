@@ -4,7 +4,7 @@ Each run is a process of its own. The messages are published before it begins.
 
 - plain Spark: JSON lines in a file to Parquet.
 - archive: the same lines, as messages that wait in a channel, to a table, with --once.
-- archive and metric: also counted by minute and page, from a channel of its own.
+- archive and metric: the table is also counted by minute and page.
 
 They take turns. Other processes of the machine change CPU seconds little, and wall times much, so these are not told.
 The environment shortens it: BENCH_PIPELINE_COUNT (events, 1,000,000) and BENCH_PIPELINE_ROUNDS (3).
@@ -123,8 +123,7 @@ def _plain(server: Nsqd, count: int, folder: str) -> float:
 
 def _piped(server: Nsqd, count: int, folder: str, *, has_metric: bool) -> float:
     with server.topic() as topic:
-        for channel in ("clicks", "pages") if has_metric else ("clicks",):
-            server.client.create_channel(topic, channel)
+        server.client.create_channel(topic, "clicks")
         server.client.delete_channel(topic, "bench")
         server.fill(topic, count, event)
         return cpu_of(job(server, topic, folder, has_metric=has_metric))

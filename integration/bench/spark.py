@@ -28,6 +28,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+from pyspark.sql.types import StructField, StructType
 
 from gnsq import Producer
 from gnsq.spark import register
@@ -65,8 +66,8 @@ class Synthetic(DataSource):
     def name(cls) -> str:
         return "synthetic"
 
-    def schema(self) -> str:
-        return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+    def schema(self) -> StructType:
+        return StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
 
     def streamReader(self, schema: Any) -> SyntheticReader:
         return SyntheticReader(int(self.options["rows"]))

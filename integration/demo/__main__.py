@@ -41,13 +41,11 @@ SETTINGS = Path(__file__).with_name("job.toml")
 REPORT = Path("demo/report.html")
 
 
-def account(published: int, archived: int, dead: int, entered: int, counted: int) -> dict[str, bool]:
+def account(published: int, archived: int, dead: int, counted: int) -> dict[str, bool]:
     """Return the conditions that the numbers of events must fulfil: text of a condition -> True if fulfilled."""
     return {
         f"published {published:,} = archived {archived:,} + dead {dead:,}": published == archived + dead,
-        f"archived {archived:,} = entered the aggregation {entered:,} = counted {counted:,}": (
-            archived == entered == counted
-        ),
+        f"archived {archived:,} = counted {counted:,}": archived == counted,
     }
 
 
@@ -119,35 +117,31 @@ def _described(settings: JobSettings, published: int, seconds: float, *, is_kept
     """Read the tables, print and check the account."""
     from deltalake import DeltaTable  # slow to load
 
-    clicks, pages = settings.queries
-    # Of the rows of a window and a page, that with the highest version is valid.
-    columns = ["_window_start", "page", "count", "_version"]
-    rows = DeltaTable(pages.location).to_pyarrow_table(columns=columns).to_pylist()
-    valid = {(row["_window_start"], row["page"]): row["count"] for row in sorted(rows, key=lambda row: row["_version"])}
+    [clicks] = settings.queries
+    pages = settings.location_of("pages")
+    rows = DeltaTable(pages).to_pyarrow_table(columns=["_window_start", "page", "count"]).to_pylist()
     minutes, by_page = Counter(), Counter()
-    for (minute, page), count in valid.items():
-        minutes[minute] += count
-        by_page[page] += count
+    for row in rows:
+        minutes[row["_window_start"]] += row["count"]
+        by_page[row["page"]] += row["count"]
     archived = DeltaTable(clicks.location).to_pyarrow_table(columns=["_time"]).num_rows
     reasons = DeltaTable(clicks.dead_location).to_pyarrow_table(columns=["_reason"]).column("_reason").to_pylist()
-    records = [read_status(query) for query in (clicks, pages)]
-    entered, counted = records[1].total.entered, sum(by_page.values())
+    record, counted = read_status(clicks), sum(by_page.values())
     numbers = {
         "published, confirmed by nsqd": published,
         "archived in the table clicks": archived,
         "dead, in the table clicks_dead": len(reasons),
-        "have entered the aggregation": entered,
-        f"counted in the table pages, in {len(valid):,} windows and pages": counted,
+        f"counted in the table pages, in {len(rows):,} windows and pages": counted,
     }
     for name, number in numbers.items():
         click.echo(f"{number:12,} {name}")
-    checks = account(published, archived, len(reasons), entered, counted)
+    checks = account(published, archived, len(reasons), counted)
     for text, agrees in checks.items():
         click.echo(f"{'agrees' if agrees else 'DOES NOT AGREE'}: {text}")
     meanings = {
         clicks.location: "each event once, by day",
         clicks.dead_location: "malformed bodies, with the reason",
-        pages.location: "counts by minute and page, with a row for each change",
+        pages: "counts by minute and page",
     }
     tables = []
     for location, meaning in meanings.items():
@@ -158,7 +152,7 @@ def _described(settings: JobSettings, published: int, seconds: float, *, is_kept
         seconds=seconds,
         numbers=numbers,
         checks=checks,
-        queries=records,
+        queries=[record],
         minutes=minutes,
         pages=by_page,
         reasons=Counter(reasons),

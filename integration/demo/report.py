@@ -72,8 +72,7 @@ def demo_html(run: DemoRun) -> str:
     more = len(run.pages) - MAX_PAGES
     body = [
         "<header><h1>The pipeline on one machine</h1><p class=quiet>gnsq-pipeline, run by its demo with two emulated "
-        "nsqds and one nsqlookupd. One query writes each event to a table, the other one counts them by minute and "
-        "page.</p></header>",
+        "nsqds and one nsqlookupd. It writes each event to a table, and counts them by minute and page.</p></header>",
         verdict,
         "<h2>The account</h2>",
         _table(["", "events"], [(escape(name), f"{number:,}") for name, number in run.numbers.items()], "numbers"),
@@ -158,16 +157,14 @@ def _figure(title: str, content: str) -> str:
 
 _LOOK = (
     "In <code>clicks</code>, <code>_body</code> is the event as it came, and <code>_message_id</code> with "
-    "<code>_nsqd</code> identifies its message. Of the rows of <code>pages</code> with the same window and page, the "
-    "one with the highest <code>_version</code> is valid."
+    "<code>_nsqd</code> identifies its message."
 )
 _CODE = """\
 from deltalake import DeltaTable
 
 DeltaTable("FOLDER/clicks").to_pandas(columns=["_time", "user", "page"])
 DeltaTable("FOLDER/clicks_dead").to_pandas(columns=["_reason", "_body"])
-counts = DeltaTable("FOLDER/pages").to_pandas().sort_values("_version")
-counts.drop_duplicates(["_window_start", "page"], keep="last")
+DeltaTable("FOLDER/pages").to_pandas()
 """
 _PAGE = """\
 <!DOCTYPE html>

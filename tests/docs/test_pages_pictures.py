@@ -14,6 +14,8 @@ from tests.docs import outage
 from tests.docs.pages import table
 from tests.kit import wait_until
 
+pytestmark = pytest.mark.slow
+
 PICTURES = sorted((Path(__file__).parents[2] / "docs/pages/pictures").glob("*.svg"))
 MAX_BYTES = 8192
 MIN_PIXELS = 13

@@ -8,14 +8,17 @@ import os
 import socket
 import tempfile
 import threading
+import time
 
 import pytest
 from pyarrow import fs
+from pyspark.errors import PySparkException
 
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.spark.java import prepare_environment
 from gnsq.spark.spool.spool import Spool
 from tests.kit import need_open_files
+from tests.spark.helpers import OTHER_SETTINGS
 from tests.spark.s3proxy import s3_proxy
 from tests.spark.s3server import s3_server
 
@@ -54,6 +57,9 @@ def short_lived_java(request):
             patch.setenv("SPARK_HOME", "")  # the patch removes the variable at the end
             del os.environ["SPARK_HOME"]
             prepare_environment()
+        # PySpark would log each error of a plan to a logger that gives a format of its own, JSON, to every handler that
+        # pytest adds to it: the log lines that all later tests of this process read.
+        patch.setattr(PySparkException, "_log_exception", lambda error: None)
         yield
 
 
@@ -120,15 +126,22 @@ def spark(tmp_path_factory):
     from gnsq.spark import register
     from gnsq.spark.pipeline.spark_session import open_session
 
-    log = tmp_path_factory.mktemp("spark") / "spark.log"
+    folder = tmp_path_factory.mktemp("spark")
+    # As a company may have them: jobs must not differ.
+    defaults = "".join(f"{name} {value}\n" for name, value in OTHER_SETTINGS.items())
+    (folder / "spark-defaults.conf").write_text(defaults)
     # Spark would compile a class for each part of each plan, which runs for some rows: a tenth of Java's time.
     interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
     # The state of a query is in so many stores, and each batch commits all. Jobs in sessions of their own have two.
     few = {"spark.sql.shuffle.partitions": "1"}
     settings = {"spark.master": "local[2]", "spark.python.daemon.module": "tests.spark.daemon", **interpreted, **few}
-    with open_session("tests", settings=settings, log=log) as spark:
-        register(spark)
-        yield spark
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_CONF_DIR", str(folder))
+        patch.setenv("TZ", "Asia/Kathmandu")
+        time.tzset()
+        with open_session("tests", settings=settings, log=folder / "spark.log") as spark:
+            register(spark)
+            yield spark
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """Spark's Python daemon for tests: it loads what its workers would load, for a second of CPU each, and forks them."""
 
+import gc
 import os
 
 # A thread of NumPy's would be lacking in the workers.
@@ -14,4 +15,6 @@ import gnsq.spark.pipeline.replay
 import gnsq.spark.sink  # noqa: F401
 
 if __name__ == "__main__":
+    # After each task, a worker searches all that it has for cycles: not what is here.
+    gc.freeze()
     manager()

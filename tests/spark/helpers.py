@@ -1,6 +1,7 @@
 """Wait in plain threads, make messages without an nsqd, publish, and read spools and statistics."""
 
 import contextlib
+import math
 import os
 import subprocess
 import time
@@ -11,16 +12,41 @@ import pyarrow as pa
 from gnsq import Message, NsqdHTTPClient, Producer
 from gnsq.errors import NSQConnectionClosed
 from gnsq.spark.options import ReadOptions
+from gnsq.spark.pipeline.settings import SESSION
 from gnsq.spark.source.planner import drain_channel
 from gnsq.spark.spool.segments import segment_columns, write_crc
 from gnsq.spark.spool.spool import Spool
 from tests.kit import child
 
-LIMIT = 20.0
+# Values of Spark's settings that the job forgets,
+LEGACY_SETTINGS = {
+    "spark.sql.legacy.castComplexTypesToString.enabled": "true",
+    "spark.sql.legacy.codingErrorAction": "true",
+    "spark.sql.legacy.exponentLiteralAsDecimal.enabled": "true",
+    "spark.sql.legacy.json.allowEmptyString.enabled": "true",
+    "spark.sql.legacy.percentileDiscCalculation": "true",
+    "spark.sql.legacy.sizeOfNull": "false",
+    "spark.sql.legacy.statisticalAggregate": "true",
+    "spark.sql.legacy.timeParserPolicy": "LEGACY",
+}
+# of all that it does not have, and of one that it leaves alone.
+OTHER_SETTINGS = {
+    **{name: {"true": "false", "false": "true"}.get(value, value) for name, value in SESSION.items()},
+    "spark.executorEnv.TZ": "Asia/Kathmandu",
+    "spark.sql.columnNameOfCorruptRecord": "user",
+    **LEGACY_SETTINGS,
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
+    "spark.sql.session.timeZone": "Asia/Kathmandu",
+    "spark.sql.timestampType": "TIMESTAMP_NTZ",
+    "spark.sql.repl.eagerEval.maxNumRows": "7",
+}
 
 
-def wait_for(condition, limit=LIMIT):
-    """Wait until the condition holds; fail after limit seconds."""
+def wait_for(condition, limit=math.inf):
+    """Wait until the condition holds; fail after limit seconds.
+
+    The limit of the test ends a wait for what never comes: a Spark takes as long as the machine is busy.
+    """
     began = time.monotonic()
     while not (found := condition()):
         waited = time.monotonic() - began
@@ -163,3 +189,21 @@ def pending(segments, start, end=None):
         turn = turns[segment.receiver] = turns.get(segment.receiver, 0) + 1
         ordered.append((turn, segment.receiver, segment))
     return [segment for _, _, segment in sorted(ordered, key=lambda item: item[:2])]
+
+
+def descendants(pid):
+    """Process ids below a process, with their command lines."""
+    parents, lines = {}, {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            lines[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    below = {pid}
+    while more := {child for child, parent in parents.items() if parent in below} - below:
+        below |= more
+    return {each: lines[each] for each in below - {pid}}
+
+
+def named(pid, text):
+    """Process ids below a process whose command line holds a text, in order."""
+    return sorted(each for each, line in descendants(pid).items() if text in line)

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import sys
 import threading
 from collections import Counter
 from html.parser import HTMLParser
@@ -19,18 +18,15 @@ from integration.demo.__main__ import account, main
 from integration.demo.events import SPAN, START, batches, generate, read_lines
 from integration.demo.report import MAX_BINS, DemoRun, binned, demo_html
 from tests.docs.pages import hooks
-from tests.kit import run
 from tests.spark.helpers import wait_for
 
 # --- the whole demo
 
 
-@pytest.mark.subprocess
 def test_missing_file_is_named(tmp_path):
-    demo = [sys.executable, "-m", "integration.demo", "--file", str(tmp_path / "none")]
-    done = run(*demo)
+    done = CliRunner().invoke(main, ["--file", str(tmp_path / "none")])
 
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert f"{tmp_path / 'none'}: No such file" in done.stderr
 
 
@@ -46,7 +42,7 @@ def test_lines_of_a_file_are_accounted_for(shared_session, tmp_path, monkeypatch
 
     assert done.exit_code == 0, done.output
     assert "agrees: published 54 = archived 51 + dead 3" in done.output
-    assert "agrees: archived 51 = entered the aggregation 51 = counted 51" in done.output
+    assert "agrees: archived 51 = counted 51" in done.output
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("gnsq-demo")] == []
     assert f"report: {tmp_path / 'demo/report.html'}\n" in done.output
     report = (tmp_path / "demo/report.html").read_text()
@@ -60,7 +56,7 @@ def test_signal_stops_it_cleanly(shared_session, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def stop():
-        wait_for(lambda: list(tmp_path.glob("gnsq-demo-*/work/clicks/spool/*")), limit=60)
+        wait_for(lambda: list(tmp_path.glob("gnsq-demo-*/work/clicks/spool/*")))
         os.kill(os.getpid(), signal.SIGTERM)
 
     stopper = threading.Thread(target=stop)
@@ -74,9 +70,9 @@ def test_signal_stops_it_cleanly(shared_session, tmp_path, monkeypatch):
 
 
 def test_lost_and_duplicated_events_show():
-    assert list(account(10, 9, 1, 9, 9).values()) == [True, True]
-    assert list(account(10, 9, 0, 9, 8).values()) == [False, False]
-    assert list(account(10, 9, 1, 10, 9).values()) == [True, False]
+    assert list(account(10, 9, 1, 9).values()) == [True, True]
+    assert list(account(10, 9, 0, 8).values()) == [False, False]
+    assert list(account(10, 9, 1, 10).values()) == [True, False]
 
 
 # --- events

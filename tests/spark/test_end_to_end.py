@@ -1,6 +1,5 @@
 """The format nsq in a real Spark, against an emulated nsqd."""
 
-import contextlib
 import functools
 import json
 import os
@@ -8,7 +7,6 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,7 +14,7 @@ from pyspark.errors import PySparkException
 
 from gnsq.spark import register
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
-from tests.spark.helpers import channel_stats, is_empty, numbered, publish, wait_for
+from tests.spark.helpers import OTHER_SETTINGS, channel_stats, is_empty, named, numbered, publish, wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -63,7 +61,7 @@ def archive(tmp_path):
     def start(messages, write=write, **trigger):
         writer = messages.select("body").writeStream.foreachBatch(write)
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(**trigger).start()
-        assert query.awaitTermination(60)
+        query.awaitTermination()
 
     return start
 
@@ -103,7 +101,7 @@ def test_registered_session_is_the_one_in_which_spark_looks_for_the_format(spark
 
 def test_available_now_reads_everything_once_and_goes_on_from_its_checkpoint(fakensqd, source, run, tmp_path):
     publish(fakensqd, "clicks", numbered(5000))
-    assert run(source(maxRowsPerBatch=2000, drain=True), availableNow=True).awaitTermination(60)
+    run(source(maxRowsPerBatch=2000, drain=True), availableNow=True).awaitTermination()
     assert sorted(written(tmp_path / "out")) == numbered(5000)
     assert is_empty(fakensqd, "clicks", "archive")
 
@@ -111,14 +109,14 @@ def test_available_now_reads_everything_once_and_goes_on_from_its_checkpoint(fak
     small = {"maxSpoolBytes": 1, "maxInFlight": 100} if HAS_READ_LIMITS else {}
     publish(fakensqd, "clicks", numbered(300, first=5000))
     query = run(source(drain=True, **small), availableNow=True)
-    assert query.awaitTermination(60)
+    query.awaitTermination()
     assert sorted(written(tmp_path / "out")) == numbered(5300)
     assert "waiting" in query.lastProgress["sources"][0]["latestOffset"] or not HAS_READ_LIMITS
 
     other = run(source(topic="views", spool=str(tmp_path / "views"), drain=True), availableNow=True)
     words = "the checkpoint is of 'clicks/archive', this query reads 'views/archive': give it a checkpoint"
     with pytest.raises(PySparkException, match=words):
-        other.awaitTermination(60)
+        other.awaitTermination()
 
 
 def test_batches_that_were_not_committed_run_again_as_they_were(fakensqd, source, archive, spool, tmp_path):
@@ -160,10 +158,10 @@ def test_once_is_one_batch_which_several_threads_may_use(fakensqd, source, archi
 
 def test_running_query_reads_new_messages_and_shuts_down(fakensqd, source, run, tmp_path):
     query = run(source())
-    wait_for(lambda: channel_stats(fakensqd, "clicks", "archive"), limit=60)
+    wait_for(lambda: channel_stats(fakensqd, "clicks", "archive"))
     for first in range(0, 300, 100):
         publish(fakensqd, "clicks", numbered(100, first))
-        wait_for(lambda first=first: len(written(tmp_path / "out")) >= first + 100, limit=60)
+        wait_for(lambda first=first: len(written(tmp_path / "out")) >= first + 100)
     query.stop()
 
     assert query.exception() is None
@@ -172,21 +170,40 @@ def test_running_query_reads_new_messages_and_shuts_down(fakensqd, source, run, 
     assert is_empty(fakensqd, "clicks", "archive")
 
 
-def test_batches_are_written_and_read_and_a_stream_is_written(spark, fakensqd, source, tmp_path):
+@pytest.fixture
+def company(spark):
+    """A session with other settings than a job's."""
+    session = spark.newSession()
+    for name, value in OTHER_SETTINGS.items():
+        session.conf.set(name, value)
+    register(session)
+    yield session
+    register(spark)
+
+
+def test_batches_are_written_and_read_and_a_stream_is_written_whatever_the_settings_are(company, fakensqd, tmp_path):
     address = {"nsqdTcpAddresses": fakensqd.tcp_address}
-    rows = spark.range(300).selectExpr("format_string('%08d', id) AS body", "'clicks' AS topic")
+    rows = company.range(300).selectExpr("format_string('%08d', id) AS body", "'clicks' AS topic")
     rows.write.format("nsq").options(**address).mode("append").save()
 
-    copied = source().select("body").writeStream.format("nsq").options(topic="copy", **address)
+    given = {"topic": "clicks", "channel": "archive", "spool": str(tmp_path / "spool"), **address}
+    messages = company.readStream.format("nsq").options(**given).load()
+    copied = messages.select("body").writeStream.format("nsq").options(topic="copy", **address)
     copied = copied.option("checkpointLocation", str(tmp_path / "copy-checkpoint"))
-    assert copied.trigger(availableNow=True).start().awaitTermination(60)
+    copied.trigger(availableNow=True).start().awaitTermination()
 
     given = {"topic": "copy", "channel": "test", "nsqdHttpAddresses": fakensqd.http_address, **address}
-    reader = spark.read.format("nsq").options(**given)
+    reader = company.read.format("nsq").options(**given)
     found = reader.load().collect()
     assert sorted(bytes(row.body) for row in found) == numbered(300)
     assert {(row.topic, row.nsqd, row.attempts) for row in found} == {("copy", fakensqd.tcp_address, 1)}
+    assert all(abs(row.published_at.timestamp() - time.time()) < 300 for row in found)
     assert reader.load().collect() == []
+
+
+def source_processes():
+    """Process ids of the planners of the queries here, and of no test in another worker."""
+    return named(os.getpid(), "python_streaming_source_runner")
 
 
 def test_killed_source_processes_lose_nothing(fakensqd, source, run, tmp_path):
@@ -208,27 +225,15 @@ def test_killed_source_processes_lose_nothing(fakensqd, source, run, tmp_path):
         before = set(source_processes())
         # What the killed one has in flight comes again soon.
         query = run(source(msgTimeout=2))
-        [process] = wait_for(lambda: set(source_processes()) - before, limit=60)
-        wait_for(lambda: written(tmp_path / "out"), limit=60)
+        [process] = wait_for(lambda: set(source_processes()) - before)
+        wait_for(lambda: written(tmp_path / "out"))
         os.kill(process, signal.SIGKILL)
-        wait_for(lambda: not query.isActive, limit=200)
+        wait_for(lambda: not query.isActive)
         assert query.exception() is not None
     finally:
         stop.set()
         publisher.join(30)
-    deadline = time.monotonic() + 60
     while not is_empty(fakensqd, "clicks", "archive") or set(written(tmp_path / "out")) != set(published):
-        assert time.monotonic() < deadline
-        assert run(source(drain=True), availableNow=True).awaitTermination(60)
+        run(source(drain=True), availableNow=True).awaitTermination()
 
     assert set(written(tmp_path / "out")) == set(published)
-
-
-def source_processes():
-    """Process ids of the planners of the Spark application's streaming queries."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if b"python_streaming_source_runner" in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found

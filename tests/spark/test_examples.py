@@ -22,7 +22,7 @@ from gnsq.spark.pipeline.__main__ import main as job_command
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 from tests.docs import prose
 from tests.docs.pages import example
-from tests.kit import run
+from tests.kit.commands import invoke
 from tests.spark.helpers import drained, publish, wait_for
 
 # Each block of these pages runs, in its order.
@@ -38,7 +38,7 @@ def test_spark_example_writes_what_was_published(spark, fakensqd, tmp_path):
     exec(example("pipeline/source.md", "Source and sink"), names)
 
     query = names["start"](spark, fakensqd.tcp_address, fakensqd.http_address, str(tmp_path))
-    assert query.awaitTermination(60)
+    query.awaitTermination()
 
     rows = spark.read.parquet(str(tmp_path / "out")).collect()
     assert sorted((row.click.page, row.click.user) for row in rows) == [("/", "ann"), ("/a", "bob")]
@@ -51,7 +51,7 @@ def test_spark_example_publishes_changed_counts(spark, fakensqd, tmp_path):
     publish(fakensqd, "clicks", [b'{"at": "2025-06-01T10:00:01Z", "page": "/a"}'] * 3)
 
     query = names["publish_counts"](spark, fakensqd.tcp_address, str(tmp_path))
-    wait_for(lambda: query.exception() or fakensqd.depth("page-counts"), limit=90)
+    wait_for(lambda: query.exception() or fakensqd.depth("page-counts"))
     assert query.exception() is None
     query.stop()
 
@@ -80,8 +80,7 @@ def test_settings_of_the_pages_are_accepted(tmp_path, name):
     assert load_settings(str(tmp_path / "job.toml")).queries
 
 
-@pytest.mark.subprocess
-def test_forgotten_user_is_in_no_file_of_any_table(tmp_path):
+def test_forgotten_user_is_in_no_file_of_any_table(tmp_path, monkeypatch):
     users = ("ann", "anna", "o'hara", "andré")
     ids = [{"_nsqd": "127.0.0.1:4150", "_message_id": f"{number:016}"} for number in range(len(users))]
     bodies = [json.dumps({"user": user}).encode() + b"\xff" for user in users]
@@ -90,12 +89,12 @@ def test_forgotten_user_is_in_no_file_of_any_table(tmp_path):
     dead = [{**row, "_body": body} for row, body in zip(ids, bodies, strict=True)]
     write_deltalake(f"{lake}/clicks_dead", pa.Table.from_pylist(dead))
     write_deltalake(f"{lake}/pages", pa.table({"page": ["/"]}))
-    (tmp_path / "forget.py").write_text(example("pipeline/deletion.md", "Delete a person"))
 
     for user in ("ann", "o'hara", "andré"):
-        command = [sys.executable, "forget.py", "lake", user]
-        done = run(*command, cwd=tmp_path)
-        assert done.stdout == "clicks: 1 deleted\nclicks_dead: 1 deleted\n", done.stderr
+        monkeypatch.setattr(sys, "argv", ["forget.py", lake, user])
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(example("pipeline/deletion.md", "Delete a person"), {"__name__": "__main__"})
+        assert out.getvalue() == "clicks: 1 deleted\nclicks_dead: 1 deleted\n"
 
     assert DeltaTable(f"{lake}/clicks").to_pyarrow_table().to_pylist() == [{"user": "anna"}]
     assert DeltaTable(f"{lake}/clicks_dead").to_pyarrow_table()["_body"].to_pylist() == [bodies[1]]
@@ -145,17 +144,15 @@ class Reader:
             done = CliRunner().invoke(job_command, arguments, obj=self._open_session)
             assert done.exit_code == 0, done.output
             self.printed = done.output
-        elif program == "python" and "pyspark" in (self._folder / arguments[0]).read_text():
+        elif program == "gnsq":
+            done = invoke(*arguments)
+            assert done.exit_code == 0, done.output
+        else:
             # In this process, which has a Spark; Java knows no current directory but its own.
             code = (self._folder / arguments[0]).read_text().replace('"lake', f'"{self._folder}/lake')
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 exec(compile(code, arguments[0], "exec"), {})
             self.printed = out.getvalue()
-        else:
-            command = [sys.executable, *(["-m", "gnsq"] if program == "gnsq" else []), *arguments]
-            done = run(*command, cwd=self._folder)
-            assert done.returncode == 0, done.stderr
-            self.printed = done.stdout
 
     def _localized(self, text):
         return prose.replaced(text, self._addresses)
@@ -186,7 +183,7 @@ def test_notebook_example_runs_the_job_until_it_is_stopped(fakensqd, spark, tmp_
 
     with ThreadPoolExecutor() as pool:
         result = pool.submit(names["archive"], spark, str(tmp_path / "job.toml"), stop)
-        wait_for(lambda: result.done() or DeltaTable.is_deltatable(str(tmp_path / "lake/clicks")), limit=60)
+        wait_for(lambda: result.done() or DeltaTable.is_deltatable(str(tmp_path / "lake/clicks")))
         stop.set()
 
         assert not result.result(60).finished

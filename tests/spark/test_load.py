@@ -34,7 +34,7 @@ def test_start_of_a_query_tells_what_load_can_not_know(spark, tmp_path):
 
     query = reader.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
     with pytest.raises(StreamingQueryException) as failure:
-        query.awaitTermination(60)
+        query.awaitTermination()
 
     assert "ValueError: option spool is required" in str(failure.value)
     assert "UnboundLocalError" not in str(failure.value)

@@ -56,8 +56,8 @@ def config(tmp_path):
     return load_settings(str(path), {"spark": values["spark"]})
 
 
-@pytest.mark.parametrize("container", RECEIVERS["containers"], ids=["clicks", "pages"])
-def test_receivers_write_what_the_job_reads_and_probes_ask_their_health_address(container, config):
+def test_receivers_write_what_the_job_reads_and_probes_ask_their_health_address(config):
+    [container] = RECEIVERS["containers"]
     assert container["args"][:3] == ["python", "-m", "gnsq.spark.receiver"]
     values = parsed(receiver_command, container["args"][3:], OPTIONS)
 

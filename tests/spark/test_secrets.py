@@ -40,7 +40,7 @@ def test_secrets_are_in_no_plan_progress_checkpoint_or_error(spark, secured_nsqd
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(60)
+    query.awaitTermination()
     with pytest.raises(Exception, match="row 0 of partition") as failure:
         spark.createDataFrame([("x",)], ["body"]).coalesce(1).write.format("nsq").mode("append").options(
             **{**secured, "nsqdTcpAddresses": "127.0.0.1:1"}, topic="out", publishTimeout="0.1"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import logging
 import os
 import shlex
@@ -34,14 +33,6 @@ __all__ = ["main", "run_job"]
 _PREFIX = "GNSQ_PIPELINE_"
 # Actions that need a name -> what it is the name of.
 _NAMED = {"rebuild": "metrics", "replay-dead": "tables"}
-
-
-def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> dt.datetime | None:
-    """Read a time of the command line."""
-    try:
-        return None if value is None else dt.datetime.fromisoformat(value)
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is no time, such as 2026-11-20T10:00: {error}") from error
 
 
 class _WrongSetting(click.ClickException):
@@ -102,12 +93,6 @@ def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:  # Any:
 )
 @click.option("--status", is_flag=True, help="Tell where the queries stand, and end. Starts no Spark.")
 @click.option("--watch", metavar="TIME", type=PAUSE, help="With --status: tell it again after each such time.")
-@click.option(
-    "--until",
-    metavar="TIME",
-    callback=_time,
-    help="For rebuild: count windows that end until this time, such as 2026-11-20T10:00 (UTC).",
-)
 @click.argument("action", required=False, type=click.Choice(["maintain", *_NAMED, "receivers"]))
 @click.argument("name", required=False)
 @_setting_options
@@ -121,19 +106,18 @@ def main(
     take_over: bool,
     status: bool,
     watch: float | None,
-    until: dt.datetime | None,
     action: str | None,
     name: str | None,
     **flags: object,
 ) -> None:
     """Write events from NSQ into Delta tables, and count them by window and key. Stop it with Ctrl-C or SIGTERM.
 
-    Each batch prints a line. --status tells where all queries stand, with --watch again and again.
+    Each batch and each count prints a line. --status tells where all stand, with --watch again and again.
 
     maintain: only merge small files of the tables and delete files that are not needed any more, now; for cron, also
     while the job runs.
 
-    rebuild METRIC: count the metric anew from the table of its events, also while the job runs.
+    rebuild METRIC: count all windows of the metric anew, also while the job runs.
 
     replay-dead TABLE: take the dead letters of a table through its settings again, after these were corrected, also
     while the job runs.
@@ -155,8 +139,6 @@ def main(
         if once and not settings.is_asked:
             raise ValueError("--once needs nsqd_http_addresses or lookupd_http_addresses, to know when all is read")
         _check_name(settings, action, name)
-        if until is not None and action != "rebuild":
-            raise ValueError("--until is for rebuild alone")
         if watch is not None and not status:
             raise ValueError("--watch is for --status alone")
     except ValueError as error:
@@ -174,7 +156,7 @@ def main(
         elif action == "maintain":
             _print([_maintain(settings)])
         elif action is not None and name is not None:
-            _replay(settings, session, action, name, until)
+            _replay(settings, session, action, name)
         else:
             finished = run_job(settings, session, once=once, new_topic=new_topic, take_over=take_over)
             _print(["drained" if finished else "stopped; the next start goes on where this one ended"])
@@ -250,16 +232,12 @@ def _maintain(settings: JobSettings) -> str:
     return f"maintained: {counted(merged, 'file', spec=',')} merged"
 
 
-def _replay(
-    settings: JobSettings, session: OpenSession | None, action: str, name: str, until: dt.datetime | None
-) -> None:
+def _replay(settings: JobSettings, session: OpenSession | None, action: str, name: str) -> None:
     from gnsq.spark.pipeline.replay import rebuild, replay_dead  # loads pyspark
 
     # A signal may end both at any moment, so nothing waits for their end.
-    if action == "rebuild":
-        rebuild(settings, name, _opener(settings, session), until=until, report=click.echo)
-    else:
-        replay_dead(settings, name, _opener(settings, session), report=click.echo)
+    replay = rebuild if action == "rebuild" else replay_dead
+    replay(settings, name, _opener(settings, session), report=click.echo)
 
 
 def _failure(settings: JobSettings, began: float, reason: str) -> click.ClickException:

@@ -6,9 +6,9 @@ JSON values are right for each type, and a test compares the two. There are two 
     quick   from_json, with types that it does not bend, and conversions of what it gave. Conditions say whether all
             that was read of a row is right.
     exact   as a variant, which tells a number from a string. It says which columns are misfits. A variant has a number
-            with an exponent, or with more than 38 digits, as a double: such a number is made a string before, with a
-            mark. It costs more, so it reads only the rows for which a condition of the quick way does not hold: few,
-            unless bodies are wrong.
+            with an exponent, or with more than 38 digits, as a double, and a zero without its sign: such a number is
+            made a string before, with a mark. It costs more, so it reads only the rows for which a condition of the
+            quick way does not hold: few, unless bodies are wrong.
 
 Both are Spark's expressions only, so a batch that runs again gives the same rows.
 """
@@ -53,10 +53,11 @@ _ELEMENT = object()
 _UNUSUAL_NUMBER = r"[\[:,\s]-?(?:(?=[0-9.]{17})[0-9]+\.|[0-9.]+[eE]|[0-9]{39})"
 # Of STRINGs, each after \x01: an object, an array, or a number that Spark may write as the nearest double.
 _WRITTEN = r'\x01(?:[\[{"]|-?[0-9]+\.|-?[0-9]{39})'
-# What is before a number that a variant would have as a double, and that number. It is one of JSON's grammar, within
-# Jackson's limit, and no key: what is no JSON must not become JSON.
+_TELLING = 40  # characters of a STRING in which it shows
+# What is before a number that a variant would have as a double, or before 0.0, and that number. It is one of JSON's
+# grammar, within Jackson's limit, and no key: what is no JSON must not become JSON.
 _TO_MARK = (
-    rf"(?=[0-9.]{{39}}|[0-9.]++[eE])(?=(?:[.eE+-]{{0,2}}[0-9]){{1,{MAX_NUMBER}}}+(?![0-9.eE+-]))"
+    rf"(?=[0-9.]{{39}}|[0-9.]++[eE]|0\.0++(?![0-9]))(?=(?:[.eE+-]{{0,2}}[0-9]){{1,{MAX_NUMBER}}}+(?![0-9.eE+-]))"
     r"(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+(?![0-9.eE+-]|\s*+:)"
 )
 _TO_MARKED = (
@@ -289,9 +290,9 @@ def _conditions(leaves: Sequence[_Leaf], text: Column) -> list[Column]:
             case T.FloatType() | T.DoubleType():
                 low, high = (F.array_min(leaf.raw), F.array_max(leaf.raw)) if leaf.is_array else (leaf.raw, leaf.raw)
                 of_numbers.append(F.coalesce((low > float("-inf")) & (high < float("inf")), F.lit(True)))
-            # 3. There, no STRING may be JSON that Spark has written anew.
+            # 3. There, no STRING may be JSON that Spark has written anew: its begin tells.
             case T.StringType():
-                strings.append(leaf.raw)
+                strings.append(leaf.raw if leaf.is_array else F.substring(leaf.raw, 1, _TELLING))
             # 4. All that was there has been converted.
             case kind if _scalar(kind)[1] is not None:
                 conditions.append(_is_converted(leaf))

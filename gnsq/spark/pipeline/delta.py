@@ -25,7 +25,6 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -51,7 +50,7 @@ from gnsq.spark.pipeline.parquet import (
 )
 from gnsq.spark.pipeline.tables import SettingError
 from gnsq.spark.spool.objectstore import ObjectStore, delta_retries, s3_options
-from gnsq.spark.spool.storage import LocalStore, open_store
+from gnsq.spark.spool.storage import LocalStore, Store, open_store
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
@@ -62,15 +61,13 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Properties of a table: the id of its checkpoint; and, with a checkpoint's id appended, the epoch of that checkpoint.
-_OWNER, _EPOCH = "gnsq.owner", "gnsq.epoch."
+# Property of a table: the id of its checkpoint or, of a metric's table, that of the table whose events it counts.
+_OWNER = "gnsq.owner"
 # Delta's property for the columns that have statistics. A column added later has no statistics: older files lack it.
 _STATS = "delta.dataSkippingStatsColumns"
-# Key that gnsq adds to the information of a batch's commit.
-_BATCH = "gnsq.batch"
 # Number of tries of a commit. A try fails if another process changes the table's properties at the same moment.
 _TRIES = 5
-# The same for a merge; and operations of Spark and delta-rs that are maintenance, too.
+# Key in the information of a merge's commit; and operations of Spark and delta-rs that are maintenance, too.
 _MERGE = "gnsq.merge"
 _MAINTENANCE = ("OPTIMIZE", "VACUUM END")
 # Number of newest commits in which status() looks for committed_at and maintained_at. Each takes two requests on S3.
@@ -113,7 +110,7 @@ class TableStatus:
 
     Attributes:
         rows, files, size: Of the table's newest version; size in bytes.
-        committed_at: When a batch was committed last; None if the newest 120 log entries do not say it.
+        committed_at: When rows were committed last; None if the newest 120 log entries do not say it.
         maintained_at: When a merge or a vacuum was last written to the log; None likewise.
     """
 
@@ -144,6 +141,7 @@ class Table:
         partition_by: Columns that divide the rows: _day, _hour, _month, which are computed and added, and columns of
             the schema.
         time: The column, a timestamp in UTC, that _day, _hour and _month are computed from.
+        owned_by: What the table belongs to, for error texts: a checkpoint or a table.
 
     Raises:
         ValueError: If the rows can't be divided so, or the location can't be used.
@@ -157,9 +155,11 @@ class Table:
         partition_by: Sequence[str] = (),
         *,
         time: str = "_time",
+        owned_by: str = "checkpoint",
     ) -> None:
         check_partition_by(schema, partition_by, time)
         self.name = name
+        self._owned_by = owned_by
         self.location = location
         self._shown = redact_uri(location)
         self.schema = pa.schema([_nullable(field) for field in schema])
@@ -178,6 +178,11 @@ class Table:
         """Build the TableTarget, which tells the tasks of a batch where and how to write."""
         return TableTarget(self.name, self.location, self.schema, self.partitioning, batch_id)
 
+    def whole_schema(self) -> Any:  # Any: pyarrow has no types
+        """Return the schema with the partition columns that are computed."""
+        derived = [pa.field(name, DERIVED[name]) for name in self.partitioning.columns if name in DERIVED]
+        return pa.schema([*self.schema, *derived])
+
     def exists(self) -> bool:
         """Return True if there is a table."""
         # Not DeltaTable.is_deltatable(): it holds the interpreter's lock while it waits for the store.
@@ -189,17 +194,14 @@ class Table:
             raise
         return True
 
-    def claim(self, owner: str | None, *, take_over: bool, committed: int = -1) -> int:
-        """Create the table if it is missing. Check that it fits the settings and belongs to this checkpoint.
+    def claim(self, owner: str | None, *, take_over: bool, committed: int = -1) -> None:
+        """Create the table if it is missing. Check that it fits the settings and belongs to this owner.
 
         Args:
-            owner: Spark's id of the query. None without a checkpoint: then claim() only checks, and creates no table.
-            take_over: Let this checkpoint take the table of another one, or create a new table if its table is gone.
+            owner: Spark's id of the query; of a metric's table, Delta's id of the table that is counted. None if there
+                is none yet: then claim() creates no table, and checks only, or leaves it to the next owner.
+            take_over: Let this owner take the table of another one, or create a new table if its table is gone.
             committed: The checkpoint's last batch; -1: none. If the checkpoint has a batch, it has had a table.
-
-        Returns:
-            The epoch of the checkpoint: 1 for the table's first checkpoint, 2 for its second, and so on. A checkpoint
-            that the table belongs to again keeps its epoch, since it goes on with its own state. Unused without owner.
 
         Raises:
             JobFailed: If it is gone, damaged, or another checkpoint's.
@@ -215,31 +217,28 @@ class Table:
                     f"table {self._shown} is missing, and its checkpoint has {batches}: mount the disk that has the "
                     "table, bring it back from a copy, or --take-over if the job is to go on with a new one"
                 )
-            if owner is None:
-                return 0
-            self._create(owner)
-            return 1
+            if owner is not None:
+                self._create(owner)
+            return
         while True:
             delta = self._open()
             # mend_log() has synced those before, unless another process has just written the newest.
             self._sync_entries(delta.version() - 1, delta.version())
             properties = delta.metadata().configuration
-            epoch = int(properties.get(f"{_EPOCH}{owner}", 0 if owner is None else _next_epoch(properties)))
             if not take_over:
                 self._check_owner(properties, owner)
             self._check_partition(delta)
             found = pa.schema(delta.schema().to_arrow())
-            wanted = self._evolved(found)
-            if owner is None or (wanted == found and properties.get(_OWNER) == owner):
-                return epoch
-            changed = {**properties, _OWNER: owner, f"{_EPOCH}{owner}": str(epoch)}
-            if self._try_change(delta, wanted, changed):
+            wanted, before, after = self._evolved(found), properties.get(_OWNER), owner
+            if owner is None:
+                # A new checkpoint has no id before its query starts. Until its first batch the table belongs to none,
+                # so that the next start does not need take_over.
+                wanted, after = found, "" if take_over else before
+            if wanted == found and before == after:
+                return
+            if self._try_change(delta, wanted, {**properties, _OWNER: after or ""}):
                 self._synced(delta, delta.version())
-                return epoch
-
-    def is_owned(self, owner: str) -> bool:
-        """Return True if the table, which exists, belongs to a checkpoint."""
-        return bool(self._open().metadata().configuration.get(_OWNER) == owner)
+                return
 
     def has(self, batch: BatchIdentity) -> bool:
         """Return True if the table has a batch already.
@@ -294,7 +293,7 @@ class Table:
                 # A merge may have written an entry and not synced it. No start mends a torn entry that others follow.
                 self._sync_entries(self._synced_version, delta.version())
             try:
-                write_entry(delta, self.location, own, (), transactions, notes={_BATCH: batch.number})
+                write_entry(delta, self.location, own, (), transactions)
             except JobFailed as error:
                 tries += 1
                 if tries == _TRIES or not isinstance(error.__cause__, CommitFailedError):
@@ -314,17 +313,6 @@ class Table:
         owner = self._open().metadata().configuration.get(_OWNER) if self.exists() else ""
         self.claim(owner, take_over=False)
 
-    def begin_epoch(self, name: str) -> int:
-        """Return a new epoch, which is of no checkpoint. The next one of the same name takes its place."""
-        while True:
-            delta = self._open()
-            properties = delta.metadata().configuration
-            epoch = _next_epoch(properties)
-            changed = {**properties, f"{_EPOCH}{name}": str(epoch)}
-            if self._try_change(delta, pa.schema(delta.schema().to_arrow()), changed):
-                self._synced(delta, delta.version())
-                return epoch
-
     def status(self) -> TableStatus:
         """Read the status from the table's log. Changes nothing."""
         delta = self._open()
@@ -333,12 +321,12 @@ class Table:
             newest: dict[str, dt.datetime] = {}
             for commit in self._history(delta.version()):
                 is_kept = _MERGE in commit or commit["operation"] in _MAINTENANCE
-                kind = "batch" if _BATCH in commit else "maintenance" if is_kept else ""
+                kind = "maintenance" if is_kept else "batch" if commit["operation"] == "WRITE" else ""
                 newest.setdefault(kind, dt.datetime.fromtimestamp(commit["timestamp"] / 1000, dt.UTC))
                 if {"batch", "maintenance"} <= newest.keys():
                     break
         return TableStatus(
-            sum(files.column("num_records").to_pylist()),
+            sum(number or 0 for number in files.column("num_records").to_pylist()),
             files.num_rows,
             sum(files.column("size_bytes").to_pylist()),
             newest.get("batch"),
@@ -351,13 +339,16 @@ class Table:
         store = open_store(self.location, "output")
         for version in range(newest, max(newest - _HISTORY, -1), -1):
             try:
-                with store.open(f"_delta_log/{version:020}.json") as file:
-                    actions = [json.loads(line) for line in file.read().splitlines()]
+                actions = log_entry(store, version)
             except FileNotFoundError:
                 return
             yield from (action["commitInfo"] for action in actions if "commitInfo" in action)
 
     # --- opening and creating
+
+    def has_columns(self, found: Any) -> bool:  # Any: pyarrow has no types
+        """Return whether a table with these columns needs no others. May raise SettingError, as claim()."""
+        return bool(self._evolved(found) == found)
 
     def _open(self) -> DeltaTable:
         """Return the table's newest version."""
@@ -381,11 +372,10 @@ class Table:
         with store_errors(self.location):
             self._delta = DeltaTable.create(
                 self._uri,
-                self._whole_schema(),
+                self.whole_schema(),
                 partition_by=list(self.partitioning.columns),
                 configuration={
                     _OWNER: owner,
-                    f"{_EPOCH}{owner}": "1",
                     _STATS: ",".join(".".join(map(_quoted, path)) for path in names),
                 },
                 storage_options=self._options,
@@ -395,25 +385,20 @@ class Table:
             sync_directory(self._root)
         self._synced(self._delta, -1)
 
-    def _whole_schema(self) -> Any:  # Any: pyarrow has no types
-        """Return the schema with the partition columns that are computed."""
-        derived = [pa.field(name, DERIVED[name]) for name in self.partitioning.columns if name in DERIVED]
-        return pa.schema([*self.schema, *derived])
-
     def _check_owner(self, properties: Mapping[str, str], owner: str | None) -> None:
-        """Check that the table belongs to a checkpoint; None: one that is new."""
+        """Check that the table belongs to an owner; None: one that is new."""
         found = properties.get(_OWNER)
         if found is None:
             raise JobFailed(
                 f"table {self._shown} is there, and no job has made it: give another output, or --take-over if this "
                 "job is to write into it"
             )
-        if found not in ("", owner):  # "": only prepare() has been here
+        if found not in ("", owner):  # "": it belongs to none yet
             who = "is new, so it" if owner is None else f"is {owner}, so it"
             raise JobFailed(
-                f"table {self._shown} belongs to the checkpoint {found or 'of another job'}; this job's checkpoint "
-                f"{who} does not fit: bring that checkpoint back, give another output, or --take-over if the job that "
-                "wrote there is gone and this one goes on"
+                f"table {self._shown} belongs to the {self._owned_by} {found}; this job's {self._owned_by} {who} does "
+                f"not fit: bring that {self._owned_by} back, give another output, or --take-over if the job that wrote "
+                "there is gone and this one goes on"
             )
 
     def _check_partition(self, delta: DeltaTable) -> None:
@@ -431,7 +416,7 @@ class Table:
             SettingError: If readers could not read the table's files any more, or names differ in case only.
         """
         # By way of Delta's types, which have one of Arrow's types each.
-        wanted = pa.schema(Schema.from_arrow(self._whole_schema()).to_arrow())
+        wanted = pa.schema(Schema.from_arrow(self.whole_schema()).to_arrow())
         try:
             return pa.schema(list(_joined("", pa.struct(list(found)), pa.struct(list(wanted)))))
         except ValueError as error:
@@ -540,9 +525,14 @@ def _quoted(name: str) -> str:
     return name if _PLAIN.fullmatch(name) else f"`{name.replace('`', '``')}`"
 
 
-def _next_epoch(properties: Mapping[str, str]) -> int:
-    """Return a number that is higher than that of each epoch."""
-    return max((int(value) for name, value in properties.items() if name.startswith(_EPOCH)), default=0) + 1
+def log_entry(store: Store, version: int) -> list[dict[str, Any]]:  # Any: JSON
+    """Read the actions of an entry of a table's log.
+
+    Raises:
+        FileNotFoundError: If the log does not have it any more.
+    """
+    with store.open(f"_delta_log/{version:020}.json") as file:
+        return [json.loads(line) for line in file.read().splitlines()]
 
 
 def write_entry(
@@ -552,14 +542,12 @@ def write_entry(
     removed: Collection[TableFile] = (),
     transactions: Sequence[Transaction] = (),
     *,
-    notes: Mapping[str, Any] = MappingProxyType({}),  # Any: JSON
     retries: int | None = None,
     is_merge: bool = False,
 ) -> None:
     """Add and remove files of a table in one log entry. On a local disk the caller syncs it.
 
     Args:
-        notes: For the information of the commit.
         retries: On newer versions; None: as delta-rs does.
         is_merge: The rows stay the same.
 
@@ -577,7 +565,6 @@ def write_entry(
     kinds = {"add": len(added), "remove": len(removed), "txn": len(transactions)}
     properties = CommitProperties(
         custom_metadata={
-            **notes,
             **({_MERGE: True} if is_merge else {}),
             ACTIONS: {kind: number for kind, number in kinds.items() if number},
         },

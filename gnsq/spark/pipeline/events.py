@@ -1,11 +1,12 @@
 """Spark's expressions from messages to events: parse, what is malformed, time, where, select, and our own columns.
 
-bodies.py reads JSON by a schema. Expressions of users are checked here, and planned so that one that can't be computed
-is null.
+bodies.py reads JSON by a schema. Expressions of users are checked here, tried with rows that are made up, and planned
+so that an event for which one raises an error is malformed.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,27 +22,19 @@ from gnsq.spark.pipeline.expressions import (
     class_of,
     computed,
     elements,
+    failure,
     in_backticks,
     java_class,
     nodes,
     parsed,
     quoted,
+    sql_column,
+    tried_node,
 )
 from gnsq.spark.pipeline.tables import SettingError, TableSettings
 from gnsq.spark.pipeline.types import EventColumn, Shape, Step, Wrong, check_type, json_path, type_text
 
-__all__ = ["Events", "OWN", "RESERVED", "SESSION", "check_streaming", "deduplicated", "plan"]
-
-# Settings of Spark's session that the expressions need.
-SESSION = {
-    # Most expressions that can't be computed are null; computed() does the same for the others.
-    "spark.sql.ansi.enabled": "false",
-    "spark.sql.session.timeZone": "UTC",
-    # A row with a value that does not fit is null as a whole, so it is parsed once more.
-    "spark.sql.json.enablePartialResults": "false",
-    # Of a key that is there twice, the last one counts, as in from_json and in Python.
-    "spark.sql.variant.allowDuplicateKeys": "true",
-}
+__all__ = ["Events", "OWN", "RESERVED", "check_expressions", "check_streaming", "deduplicated", "plan"]
 
 # Columns that every table has beside those of the event.
 OWN = ("_message_id", "_nsqd", "_topic", "_attempts", "_published_at", "_time")
@@ -50,8 +43,7 @@ RESERVED = frozenset(
     {
         *OWN,
         *("_body", "_rescued", "_wrong", "_misfit", "_misfits", "_day", "_hour", "_month"),
-        *("_spark_partition", "_given_time", "_is_kept"),
-        *("_window_start", "_window_end", "_epoch", "_version"),
+        *("_spark_partition", "_given_time", "_tried"),
     }
 )
 # Columns of the source that the setting parse may name.
@@ -105,14 +97,14 @@ def plan(messages: DataFrame, table: TableSettings) -> Events:
     return _Plan(messages, table).events()
 
 
-def check_streaming(frame: DataFrame, section: str, output_mode: str = "append") -> None:
+def check_streaming(frame: DataFrame, section: str) -> None:
     """Refuse what Spark can't run as a streaming query.
 
     Raises:
         SettingError: Of this section of the settings.
     """
     spark = frame.sparkSession
-    mode = getattr(java_class(spark, "sql.streaming.OutputMode"), output_mode.title())()
+    mode = java_class(spark, "sql.streaming.OutputMode").Append()
     checker = java_class(spark, "sql.catalyst.analysis.UnsupportedOperationChecker")
     try:
         checker.checkForStreaming(_analyzed(frame), mode)
@@ -141,19 +133,28 @@ class _Plan:
         events = self._with_names(self._timed(parsed, [column.name for column in columns]))
         if table.where:
             events = self._filtered(events)
-        return self._selected(events, Shape(columns, table.time, table.max_ahead))
+        return self._selected(events, columns)
 
     def _error(self, setting: str, text: object) -> SettingError:
         return SettingError(f"{setting}: {text}", f"tables.{self._table.name}")
 
     def _with(self, frame: DataFrame, setting: str, *columns: str) -> DataFrame:
-        """Select expressions of a setting alone, to check them: one row for each row, and always the same."""
+        """Select expressions of a setting alone, to check them: one row for each row, always the same, and no error."""
         try:
-            result = frame.select(*map(F.expr, columns))
-            _check_rows(result, frame)
+            result = frame.select(*(sql_column(frame.sparkSession, each) for each in columns))
+            used = _check_rows(result, frame)
         except (PySparkException, ValueError) as error:
             hint = in_backticks(" ".join(columns), frame.columns)
             raise self._error(setting, _one_line(error) + hint) from error
+        computed = [each for each in columns if not each.startswith(f"{_EVENT}.*")]
+        fields = [each for each in frame.schema if each.name in used]
+        # Bodies that are made up may be none that parse takes.
+        if reason := failure(frame.sparkSession, computed, fields, takes_values=setting != "parse"):
+            raise self._error(
+                setting,
+                f"fails for each event that was tried: {reason}: correct the expression, or let it be null for what it "
+                "can't take",
+            )
         return result
 
     # Parse
@@ -248,11 +249,20 @@ class _Plan:
         kind = self._with(events, "where", where).schema[0].dataType
         if not isinstance(kind, T.BooleanType):
             raise self._error("where", f"gives {type_text(kind)}, and a condition is due")
-        # As a column of its own, since in a condition Spark would simplify what computed() needs.
-        found = events.select("*", computed(where).alias("_is_kept"))
-        return found.where((F.col("_wrong").isNotNull() | F.col("_is_kept")) & (F.col("_spark_partition") >= 0))
+        # As a column of its own, since in a condition Spark would simplify what computed_node() needs.
+        spark, tried = events.sparkSession, F.col("_tried")
+        found = events.select("*", tried_node(spark, parsed(spark, where)).alias("_tried"))
+        is_kept = F.col("_wrong").isNotNull() | tried.isNull() | tried.getField("value")
+        found = found.where(is_kept & (F.col("_spark_partition") >= 0))
+        return self._failed(found, F.when(tried.isNull(), F.lit(Wrong.WHERE.value)))
 
-    def _selected(self, events: DataFrame, shape: Shape) -> Events:
+    def _failed(self, events: DataFrame, wrong: Column) -> DataFrame:
+        """Say in _wrong which event an expression of a setting can't be computed of. Raw events are never wrong."""
+        if self._table.format == "raw":
+            return events
+        return events.withColumn("_wrong", F.coalesce("_wrong", wrong))
+
+    def _selected(self, events: DataFrame, event_columns: tuple[EventColumn, ...]) -> Events:
         # Raw bodies have no columns for * to be.
         default = () if self._table.format == "raw" else ("*",)
         items = [self._item(events, text.strip()) for text in self._table.select or default]
@@ -265,10 +275,20 @@ class _Plan:
             raise self._error("select", error) from error
         misfit = [has_misfit().alias("_misfit")] if self._table.mismatch == "rescue" else []
         others = [*OWN, "_body", "_wrong", *misfit]
-        # An item without a name is a column or a part of one: another one's name is refused above.
-        chosen = [
-            computed(item) if class_of(parsed(events.sparkSession, item)) == "Alias" else F.expr(item) for item in items
-        ]
+        spark, chosen, tried = events.sparkSession, [], {}
+        for index, item in enumerate(items):
+            root = parsed(spark, item)
+            # An item without a name is a column or a part of one, since another one's name is refused above.
+            if class_of(root) == "Alias" and class_of(root.child()) != "UnresolvedAttribute":
+                tried[index] = tried_node(spark, root.child()).alias(str(index))
+                chosen.append(F.col(f"_tried.{index}.value").alias(root.name()))
+            else:
+                chosen.append(sql_column(spark, item))
+        if tried:
+            events = events.drop("_tried").withColumn("_tried", F.struct(*tried.values()))
+            failed = [F.when(F.col(f"_tried.{index}").isNull(), F.lit(Wrong.SELECT + index)) for index in tried]
+            events = self._failed(events, F.coalesce(*failed))
+        shape = Shape(event_columns, self._table.time, self._table.max_ahead, self._table.where, tuple(items))
         return Events(events.select(*chosen, *others), nullable(columns), shape)
 
     def _item(self, events: DataFrame, text: str) -> str:
@@ -321,6 +341,8 @@ def _analyzed(frame: DataFrame) -> Any:  # Any: Java
     return frame._jdf.queryExecution().analyzed()
 
 
+# Spark computes these once for each batch, and says that they are deterministic.
+_CLOCKS = ("CurrentDate", "CurrentTime", "CurrentTimestamp", "LocalTimestamp", "Now")
 _REFUSED = {
     "Generate": "makes several rows or none of one, so that an event would be in the table twice or not at all",
     "Window": "needs other rows, which Spark does not have in a stream",
@@ -328,26 +350,56 @@ _REFUSED = {
 }
 
 
-def _check_rows(result: DataFrame, frame: DataFrame) -> None:
-    """Refuse expressions that do not give one value for each row, always the same one.
+def _check_rows(result: DataFrame, frame: DataFrame) -> set[str]:
+    """Refuse expressions that do not give one value for each row, always the same one. Return the columns they use.
 
     Raises:
         ValueError: The text says why.
     """
-    base, plan = _analyzed(frame), _analyzed(result)
+    base, plan, used = _analyzed(frame), _analyzed(result), set()
     while not plan.fastEquals(base):
         name = class_of(plan)
         if name != "Project":
             raise ValueError(_REFUSED.get(name, f"needs Spark's {name}, which is not computed row by row"))
         for expression in elements(plan.expressions()):
-            for node in nodes(expression):
-                if "Subquery" in class_of(node):
-                    raise ValueError("has a query within: its rows may differ when a batch runs again")
-            if not expression.deterministic():
-                raise ValueError(
-                    f"{expression.sql()} gives something else when a batch runs again: use the columns of the event"
-                )
+            used |= {each.name() for each in elements(expression.references().toSeq())}
+        check_expressions(elements(plan.expressions()))
         plan = plan.children().apply(0)
+    return used
+
+
+def check_expressions(expressions: Iterable[Any]) -> None:  # Any: Java
+    """Refuse expressions of an analyzed plan that may give another value when they are computed of the same events.
+
+    Raises:
+        ValueError: The text says why.
+    """
+    for expression in expressions:
+        for node in nodes(expression):
+            name = class_of(node)
+            if "Subquery" in name or name == "Exists":
+                raise ValueError("has a query within: its rows may differ when a batch runs again")
+            if name == "PythonUDF":
+                _check_arguments(node)
+            if name not in _CLOCKS and node.deterministic():
+                continue
+            # Of aggregate functions, those that depend on the order of rows are not deterministic by themselves.
+            is_own = all(each.deterministic() for each in elements(node.children()))
+            is_aggregate = ".aggregate." in node.getClass().getName()
+            if name in _CLOCKS or (is_own and not is_aggregate):
+                raise ValueError(
+                    f"{expression.sql()} gives something else when it is computed again: use the columns of the event"
+                )
+
+
+def _check_arguments(function: Any) -> None:  # Any: Java
+    for argument in elements(function.children()):
+        # Not in the SQL of the type, which has names and comments of fields.
+        if re.search(r'(^|"(type|elementType|keyType|valueType)":)"timestamp"', argument.dataType().json()):
+            raise ValueError(
+                f"{function.name()} gets a TIMESTAMP, and Python does not have all of these, such as Go's zero time: "
+                "give it unix_micros() of the time"
+            )
 
 
 _PARTS = ("GetStructField", "GetArrayItem", "GetMapValue", "GetArrayStructFields", "ElementAt", "Get")

@@ -1,4 +1,4 @@
-"""Exporter: the records of the queries as metrics of Prometheus, and the HTTP server for them. Knows no Spark."""
+"""Exporter: the job's records as metrics of Prometheus, and the HTTP server for them. Knows no Spark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gnsq.concurrency.hub_thread import HubThread
 from gnsq.contrib.health import Pages, serve
 from gnsq.contrib.prometheus import collected, families, metrics_page
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.status import QueryStatus
+from gnsq.spark.pipeline.status import MetricStatus, QueryStatus
 from gnsq.stats import counter, gauge
 from gnsq.texts import reason_of
 
@@ -21,11 +21,10 @@ __all__ = ["FAMILIES", "PipelineCollector", "serving"]
 METRICS = {
     "total.rows": counter("rows", "Messages that the query has read, in committed batches."),
     "batches": counter("batches", "Committed batches with rows."),
-    "total.entered": counter("entered", "Events that reached the table or the aggregation."),
-    "total.malformed": counter("malformed", "Events that do not fit; those of a table are its dead letters."),
+    "total.entered": counter("entered", "Events that reached the table."),
+    "total.malformed": counter("malformed", "Events that do not fit, and are dead letters."),
     "total.rescued": counter("rescued", "Events of which some values did not fit and are in _rescued."),
     "total.duplicates": counter("duplicates", "Messages that were left out as duplicates."),
-    "total.late": counter("late", "Windows and keys that were left out, since they were later than keep_windows."),
     "restarts": counter("restarts", "How often the query was started again after it had failed."),
     "is_running": gauge("running", "1 while the query runs, 0 while it waits to be started again."),
     "rate": gauge("rows_per_second", "Rows per second of the last batch; 0 while there is nothing to read."),
@@ -38,22 +37,35 @@ METRICS = {
     "progress_at": gauge("last_progress_timestamp_seconds", "Unix time of the last progress; at first, of the start."),
     "has_trouble": gauge("trouble", "1 while the query fails, or something keeps messages from it, else 0."),
 }
-FAMILIES = families(METRICS, "pipeline", "query")
+# The same by those of MetricStatus.
+COUNTS = {
+    "counted_at": gauge("counted_timestamp_seconds", "Unix time before which all events in the table are counted."),
+    "seconds": gauge("count_seconds", "How long the last count took that has found events."),
+    "has_trouble": gauge("count_trouble", "1 if the last count has failed, else 0."),
+}
+_OF_QUERIES, _OF_METRICS = families(METRICS, "pipeline", "query"), families(COUNTS, "pipeline", "metric")
+FAMILIES = {family.name: family for family in (*_OF_QUERIES.values(), *_OF_METRICS.values())}
 
 
 class PipelineCollector:
     """Collector of prometheus_client. Any threads call collect().
 
     Args:
-        records: Returns the present records of all queries.
+        records: Returns the present records of all queries and metrics.
     """
 
-    def __init__(self, records: Callable[[], Iterable[QueryStatus]]) -> None:
+    def __init__(self, records: Callable[[], Iterable[QueryStatus | MetricStatus]]) -> None:
         self._records = records
 
     def collect(self) -> list[Any]:  # Any: families of prometheus_client
         """Return all metrics with their values."""
-        return collected(FAMILIES, {(record.name,): record for record in self._records()})
+        records = list(self._records())
+        kinds = ((_OF_QUERIES, QueryStatus), (_OF_METRICS, MetricStatus))
+        return [
+            family
+            for made, kind in kinds
+            for family in collected(made, {(each.name,): each for each in records if isinstance(each, kind)})
+        ]
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """The job: checks everything, locks its work directory, then starts, watches, restarts and ends its queries.
 
-run() uses a Spark that runs already. The command line, in __main__.py, starts Spark. Each table and each metric of the
-settings is one query. Queries know nothing of each other: one that fails is started again alone, after a growing pause.
+run() uses a Spark that runs already. The command line, in __main__.py, starts Spark. Each table of the settings is one
+query. Queries know nothing of each other: one that fails is started again alone, after a growing pause. Metrics are
+counted beside them, see counting.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -27,16 +28,23 @@ from pyspark.sql.streaming.listener import (
 )
 
 from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.checkpoint import check_state
 from gnsq.spark.pipeline.checks import check_nsq, check_places, check_work, create_channels, note_queries, survey
+from gnsq.spark.pipeline.counting import Counting
+from gnsq.spark.pipeline.functions import SetupSession
 from gnsq.spark.pipeline.lock import locked
 from gnsq.spark.pipeline.maintenance import DAY, RETENTION, Maintenance
+from gnsq.spark.pipeline.metrics import Metric
 from gnsq.spark.pipeline.query import JobQuery, load_function
 from gnsq.spark.pipeline.settings import JobSettings
 from gnsq.spark.pipeline.spark_session import borrow_session, check_classic
 from gnsq.spark.pipeline.status import (
+    CountStatus,
+    MetricStatus,
     QueryStatus,
     Summary,
     batch_line,
+    count_line,
     longest_batch,
     summary_lines,
 )
@@ -62,10 +70,10 @@ LAST_EVENTS = 10.0
 
 class _Listener(StreamingQueryListener):  # type: ignore[misc]  # pyspark is not typed here
     """Puts Spark's events into a queue: (run id of a query, its progress as JSON). The progress is "" if the query is
-    idle, and None after the query's end."""
+    idle, and None after the query's end. Counts put their records there."""
 
     def __init__(self) -> None:
-        self.events: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[tuple[str, str | None] | MetricStatus] = queue.SimpleQueue()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         pass
@@ -84,7 +92,8 @@ class Job:
     """The queries of a job.
 
     Args:
-        report: Called with the record of a query after each batch with rows, in the thread that calls wait().
+        report: Called with a line of text for each batch with rows, and each count with events, in the thread that
+            calls wait().
         log: Where Spark's messages are, for warnings.
 
     Attributes:
@@ -95,7 +104,7 @@ class Job:
         self,
         spark: SparkSession,
         settings: JobSettings,
-        report: Callable[[QueryStatus], object],
+        report: Callable[[str], object],
         *,
         once: bool,
         take_over: bool = False,
@@ -107,17 +116,33 @@ class Job:
         self._once = once
         self._started_at = time.monotonic()
         if (setup := load_function(settings.setup, "setup")) is not None:
-            setup(spark)
+            setup(SetupSession(spark))
         self.queries = [
             JobQuery(spark, query, once=once, take_over=take_over, log=log, check_lock=check_lock)
             for query in settings.queries
         ]
         for query in self.queries:
             query.settle()
+        check_state(settings.queries)
+        metrics = [
+            (Metric(spark, settings, name, take_over=take_over), CountStatus(name, settings.notes_of(name)))
+            for name in settings.metrics
+        ]
+        events = {query.query.name: query.tables for query in self.queries}
+        for metric, _ in metrics:
+            metric.check(events[settings.metrics[metric.name].table][0].whole_schema())
+        self._listener = _Listener()
+        self.counting = Counting(
+            spark, metrics, self._listener.events.put, every=None if once else settings.count_every
+        )
         self._settings = settings
         self._maintenance = Maintenance(self._tables, every=settings.maintain_every, log=settings.log)
-        self._listener = _Listener()
         self._is_listening = False
+
+    @property
+    def records(self) -> list[QueryStatus | MetricStatus]:
+        """The present records of queries and metrics."""
+        return [*(query.status.record for query in self.queries), *self.counting.records]
 
     def _tables(self) -> tuple[list[str], float]:
         """Return the locations of all tables, and for how many seconds files are kept that no version needs."""
@@ -137,9 +162,10 @@ class Job:
         self._is_listening = True
         for query in self.queries:
             query.look(time.monotonic())
+        self.counting.start()
 
     def wait(self, is_stopping: Callable[[], bool]) -> bool:
-        """Wait until all queries have ended, or until is_stopping() returns True.
+        """Wait until all queries have ended and the metrics are counted, or until is_stopping() returns True.
 
         Returns:
             True if the queries ended by themselves.
@@ -163,8 +189,18 @@ class Job:
                 ) from error
             if all(query.is_done for query in self.queries):
                 self._handle_last_events()
-                return True
+                return self._wait_for_counts(is_stopping)
         return False
+
+    def _wait_for_counts(self, is_stopping: Callable[[], bool]) -> bool:
+        """Count the metrics a last time. Return False if is_stopping() returns True before the end."""
+        self.counting.finish()
+        while not self.counting.is_done:
+            if is_stopping():
+                return False
+            self._handle_events(EVENT_WAIT)
+        self._handle_events(0.0)
+        return True
 
     def _handle_last_events(self) -> None:
         """Handle the events that Spark sends after the queries have ended."""
@@ -173,18 +209,21 @@ class Job:
             self._handle_events(EVENT_WAIT)
 
     def _handle_events(self, timeout: float) -> bool:
-        """Handle all events of Spark that have come; wait up to timeout seconds for the first.
+        """Handle all events of Spark and all counts that have come; wait up to timeout seconds for the first.
 
         Returns:
             True if a query has ended.
         """
         has_ended = False
         with contextlib.suppress(queue.Empty):
-            run, text = self._listener.events.get(timeout=timeout)
+            event = self._listener.events.get(timeout=timeout)
             while True:
-                self._handle_event(run, text)
-                has_ended |= text is None
-                run, text = self._listener.events.get_nowait()
+                if isinstance(event, MetricStatus):
+                    self._report(count_line(event))
+                else:
+                    self._handle_event(*event)
+                    has_ended |= event[1] is None
+                event = self._listener.events.get_nowait()
         return has_ended
 
     def _handle_event(self, run: str, text: str | None) -> None:
@@ -201,7 +240,7 @@ class Job:
         query.handle_progress(progress)
         if progress["numInputRows"]:
             self._maintenance.committed()
-            self._report(query.status.record)
+            self._report(batch_line(query.status.record))
 
     def maintain(self) -> None:
         """Empty the spools, and maintain the tables if a vacuum is due (once a day), after the queries have ended."""
@@ -210,8 +249,9 @@ class Job:
         self._maintenance.run_daily()
 
     def release(self) -> None:
-        """Stop the maintenance and remove the listener. The session stops the queries."""
+        """Stop the maintenance and the counts, and remove the listener. The session stops the queries meanwhile."""
         self._maintenance.stop()
+        self.counting.stop()
         if self._is_listening:
             with contextlib.suppress(Py4JError, ConnectionError):
                 self._spark.streams.removeListener(self._listener)
@@ -224,19 +264,22 @@ class Job:
         return Summary(
             finished=finished,
             queries={query.query.name: query.status.record for query in self.queries},
+            metrics={record.name: record for record in self.counting.records},
             due={query.query.name: query.due for query in self.queries} if self._once else {},
             merged=self._maintenance.merged,
             seconds=time.monotonic() - self._started_at,
         )
 
     def check_drained(self) -> None:
-        """With once, check that the queries have read all, as JobQuery.check_drained() does; one error for all."""
+        """With once, check that the queries have read all, as JobQuery.check_drained() does, and that the metrics are
+        counted; one error for all."""
         reasons = []
         for query in self.queries:
             try:
                 query.check_drained()
             except JobFailed as error:
                 reasons.append(str(error))
+        reasons += [f"metric {each.name}: {each.failure}" for each in self.counting.records if each.failure]
         if reasons:
             raise JobFailed("; ".join(reasons))
 
@@ -272,6 +315,13 @@ def run(
         NSQException, OSError, ValueError: If the job can't start, or fails (mostly JobFailed).
     """
     check_classic(spark)
+    has_functions = settings.setup or any(table.sink for table in settings.tables.values())
+    if has_functions and (time.timezone or time.daylight):
+        logger.warning(
+            "this process has the time zone %s, and PySpark gives times of it to sinks and to functions of setup: "
+            "start it with TZ=UTC, and Spark with spark.executorEnv.TZ=UTC",
+            time.tzname[0],
+        )
     return run_queries(
         settings,
         lambda: borrow_session(spark, settings.spark),
@@ -314,22 +364,21 @@ def run_queries(
         if check_lock is None:
             return Summary()
         check_places(settings)
-        queries: list[JobQuery] = []
+        jobs: list[Job] = []
 
-        def records() -> list[QueryStatus]:
-            return [query.status.record for query in queries]
+        def records() -> list[QueryStatus | MetricStatus]:
+            return [record for job in jobs for record in job.records]
 
-        def report_batch(record: QueryStatus) -> None:
-            report(batch_line(record))
-
-        stack.callback(_wait_for_sources, settings)  # after Spark has ended
+        # After Spark has ended, and before another job may have the lock.
+        stack.callback(_wait_for_sources, settings)
+        stack.callback(_wait_for_counts, jobs)
         if settings.metrics_address:
             report(f"metrics are at {stack.enter_context(_serving(settings.metrics_address, records))}")
         while_starting(True)
         with open_spark() as spark:
-            job = Job(spark, settings, report_batch, once=once, take_over=take_over, log=log, check_lock=check_lock)
+            job = Job(spark, settings, report, once=once, take_over=take_over, log=log, check_lock=check_lock)
             while_starting(False)
-            queries += job.queries
+            jobs.append(job)
             create_channels(settings, once=once, wait=stop.wait, new_topic=new_topic)
             note_queries(settings)
             finished = False
@@ -354,6 +403,12 @@ def run_queries(
         return summary
 
 
+def _wait_for_counts(jobs: Iterable[Job]) -> None:
+    """Wait until no count may commit any more."""
+    for job in jobs:
+        job.counting.join()
+
+
 def _wait_for_sources(settings: JobSettings) -> None:
     """Wait until the processes of all sources have ended, so that the job's directories may be moved or deleted."""
     deadline = time.monotonic() + END_TIMEOUT
@@ -369,7 +424,7 @@ def _wait_for_sources(settings: JobSettings) -> None:
             logger.warning("query %s: whether its source has ended is not known: %s", query.name, error)
 
 
-def _serving(address: str, records: Callable[[], list[QueryStatus]]) -> AbstractContextManager[str]:
+def _serving(address: str, records: Callable[[], list[QueryStatus | MetricStatus]]) -> AbstractContextManager[str]:
     try:
         from gnsq.spark.pipeline.exporter import PipelineCollector, serving
     except ImportError as error:

@@ -8,9 +8,10 @@ Steps; the process may be killed after each of them:
                  and files of tasks that were killed
 
 A merged file is on disk before the files that it replaces are deleted. Batches only append, so a merge never makes a
-batch's commit fail. Several processes may maintain a table at once: a merge is committed only onto a version that still
-has all files that it replaces. delta-rs has a merge, too. It is not used: after two such merges of the same files at
-once, every row is in the table twice; and it writes whole bodies into the log as statistics.
+batch's commit fail; a count of a metric that it makes fail commits again. Several processes may maintain a table at
+once: a merge is committed only onto a version that still has all files that it replaces. delta-rs has a merge, too. It
+is not used: after two such merges of the same files at once, every row is in the table twice; and it writes whole
+bodies into the log as statistics.
 """
 
 from __future__ import annotations

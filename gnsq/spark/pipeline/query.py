@@ -23,20 +23,14 @@ from gnsq.spark.offsets import decode_offset
 from gnsq.spark.pipeline.archive import ArchiveBatches
 from gnsq.spark.pipeline.checkpoint import (
     checkpoint_id,
-    checkpoint_of,
-    delete_checkpoint,
     delete_read,
     identify,
     last_batch,
-    read_epoch,
     settings_hash,
-    settle_epoch,
 )
 from gnsq.spark.pipeline.delta import Table
 from gnsq.spark.pipeline.durable import mend_checkpoint
 from gnsq.spark.pipeline.events import check_streaming, deduplicated, plan
-from gnsq.spark.pipeline.expressions import in_backticks
-from gnsq.spark.pipeline.metrics import MetricBatches, aggregated
 from gnsq.spark.pipeline.settings import Query
 from gnsq.spark.pipeline.status import OBSERVED, Status, depth_of
 from gnsq.spark.pipeline.tables import SettingError
@@ -103,19 +97,18 @@ class JobQuery:
         # before; the rows of the others are added to due.
         self._spooled: SegmentIndex | None = None
         self._rows, self._batches = self._plan(take_over)
-        self._location = ""
 
     @property
     def tables(self) -> list[Table]:
         """The tables that the query writes."""
         return self._batches.tables
 
-    def _plan(self, take_over: bool) -> tuple[DataFrame, ArchiveBatches | MetricBatches]:
+    def _plan(self, take_over: bool) -> tuple[DataFrame, ArchiveBatches]:
         """Plan what Spark computes, without starting anything."""
         query, settings = self.query, self.query.events
         options = {**query.source, "drain": str(self._once)}
         messages = _loaded_source(self._spark, options)
-        if query.deduplicate and query.metric is None:
+        if query.deduplicate:
             messages = deduplicated(messages, query.deduplicate)
         events = plan(messages, settings)
         is_right = F.col("_wrong").isNull()
@@ -126,23 +119,14 @@ class JobQuery:
             F.count_if(is_right).alias("entered"),
             F.max(F.unix_micros("_published_at")).alias("latest"),
         )
-        if query.metric is None:
-            check_streaming(rows, query.section)
-            sink = load_function(settings.sink, "sink", query.section)
-            return rows, ArchiveBatches(query, events, sink=sink, take_over=take_over)
-        try:
-            right = rows.where(is_right).drop("_wrong", "_misfit", "_body")
-            counts = aggregated(right, query.metric, deduplicate=query.deduplicate > 0)
-        except (PySparkException, Py4JError) as error:
-            hint = in_backticks(" ".join((*query.metric.keys, *query.metric.aggregates)), right.columns)
-            raise SettingError(f"keys or aggregates: {root_cause(str(error))}{hint}", query.section) from error
-        check_streaming(counts, query.section, "update")
-        return counts, MetricBatches(query, counts, take_over=take_over)
+        check_streaming(rows, query.section)
+        sink = load_function(settings.sink, "sink", query.section)
+        return rows, ArchiveBatches(query, events, sink=sink, take_over=take_over)
 
     def settle(self) -> None:
-        """Settle the epoch of the checkpoint, and check that the tables fit and belong to it. Reads no message.
+        """Check that the checkpoint and the tables fit, and make the tables. Reads no message.
 
-        Call this after all queries are planned: a wrong setting of another one must not begin an epoch.
+        Call this after all queries are planned: with a wrong setting of another one, no table is made.
 
         Raises:
             SettingError: If a table does not fit the settings.
@@ -150,31 +134,18 @@ class JobQuery:
         """
         query = self.query
         try:
-            with contextlib.suppress(ValueError):
-                mend_checkpoint(checkpoint_of(query, read_epoch(query)))
-            epoch = settle_epoch(query)
-            self._location = checkpoint_of(query, epoch)
-            owner, committed = checkpoint_id(self._location), last_batch(self._location)
-            # The tables may still belong to the checkpoint of an epoch before.
-            places = [checkpoint_of(query, each) for each in range(1, epoch)]
-            former = [old for place in places if (old := checkpoint_id(place))]
-        except SettingError:
-            raise
+            mend_checkpoint(query.checkpoint)
+            owner, committed = checkpoint_id(query.checkpoint), last_batch(query.checkpoint)
         except ValueError as error:
             logger.debug("%s", error)  # only Spark can open this checkpoint: the first batch checks
             return
         except OSError as error:
             raise JobFailed(f"query {query.name}: its checkpoint can't be read: {error}") from error
-        if any(table.exists() and any(map(table.is_owned, former)) for table in self.tables):
-            self._batches.take_over = True
         try:
             for table in self.tables:
                 table.claim(owner, take_over=self._batches.take_over, committed=committed)
         except SettingError as error:
             raise SettingError(error.text, query.section) from error
-        if committed >= 0:  # the tables belong to this checkpoint
-            for place in places:
-                delete_checkpoint(place)
 
     def look_for_messages(self) -> None:
         """With once, before anything is read: note how many messages there are."""
@@ -191,9 +162,7 @@ class JobQuery:
             JobFailed: If Spark refuses it.
         """
         query = self.query
-        writer = self._rows.writeStream.queryName(query.name).option("checkpointLocation", self._location)
-        if query.metric is not None:
-            writer = writer.outputMode("update")
+        writer = self._rows.writeStream.queryName(query.name).option("checkpointLocation", query.checkpoint)
         if self._once:
             writer = writer.trigger(availableNow=True)
         # Spark may call write() before start() returns the query, so write() must wait for the query's id.
@@ -202,7 +171,7 @@ class JobQuery:
         def write(rows: DataFrame, batch_id: int) -> None:
             self._check_lock()
             self.status.begin(batch_id)
-            batch = identify(self._location, owner.result(), batch_id, self._settings_hash)
+            batch = identify(query.checkpoint, owner.result(), batch_id, self._settings_hash)
             self._committed[batch_id] = self._batches(rows, batch)
 
         # A large batch of one query must not hold up the others.
@@ -267,7 +236,7 @@ class JobQuery:
         if self._failure:
             return
         try:
-            delete_read(self.query, self._location)
+            delete_read(self.query)
         except (OSError, ValueError) as error:
             logger.warning("query %s: what is read stays in the spool until its next batch: %s", self.query.name, error)
 

@@ -1,44 +1,37 @@
-"""Replays, in a process of their own while the job runs: rebuild() counts a metric anew from the archive, replay_dead()
-takes dead letters through the schema again.
+"""Replays, in a process of their own while the job runs: rebuild() counts a metric anew, replay_dead() takes dead
+letters through the schema again.
 
 Neither needs the lock of the work directory, or changes whom a table belongs to: the log of each table decides between
 them and the job. Both may be killed after any step, and run again:
 
-    rebuild       takes an epoch of its own, then commits all rows at once. A kill leaves an epoch without rows.
+    rebuild       is a count of all windows, see metrics.py.
     replay_dead   commits the events to their table, then takes them out of the table of dead letters. After a kill
                   between the two they are in both. The next run knows them by their messages and only takes them out:
                   files and versions tell nothing, since maintenance may have merged both tables.
-
-Tasks read the files through the stores that the job uses, so Spark needs no package for Delta or for an object store.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import functools
-import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
 
-import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.archive import Task, archive_schema, dead_table, write_rows
-from gnsq.spark.pipeline.checkpoint import changes
 from gnsq.spark.pipeline.delta import Table
-from gnsq.spark.pipeline.events import OWN, plan
-from gnsq.spark.pipeline.metrics import aggregated, metric_table, write_counts
-from gnsq.spark.pipeline.parquet import DataFile, collect_files, conformed, map_in_arrow
+from gnsq.spark.pipeline.events import plan
+from gnsq.spark.pipeline.functions import SetupSession
+from gnsq.spark.pipeline.metrics import Metric
+from gnsq.spark.pipeline.parquet import DataFile, collect_files
 from gnsq.spark.pipeline.query import load_function
+from gnsq.spark.pipeline.reading import table_rows
 from gnsq.spark.pipeline.settings import JobSettings, Query
-from gnsq.spark.pipeline.snapshot import PATH, Snapshot, open_snapshot, read_rows
-from gnsq.spark.pipeline.tables import MetricSettings, SettingError
-from gnsq.spark.spool.storage import open_store
+from gnsq.spark.pipeline.snapshot import Snapshot, existing_snapshot, open_snapshot
+from gnsq.spark.pipeline.tables import SettingError
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
@@ -58,80 +51,29 @@ _SOURCE = {
     "nsqd": "_nsqd",
     "topic": "_topic",
 }
-# The epochs of rebuilds have this name in the properties of a table, in place of a checkpoint's id.
-_REBUILD = "rebuild"
 # Application whose transaction lets only one of two replays add the same events.
 _REPLAY = "gnsq:replay"
 # Number of tries of a commit, which others may be first with; and of a replay, whose files they may have replaced.
 _TRIES = 20
-# Tasks that read a table, for each core. A task costs about as much as reading ten small files.
-_TASKS = 4
 
 
 def rebuild(
-    settings: JobSettings,
-    name: str,
-    open_spark: OpenSpark,
-    *,
-    until: dt.datetime | None = None,
-    report: Callable[[str], object] = print,
+    settings: JobSettings, name: str, open_spark: OpenSpark, *, report: Callable[[str], object] = print
 ) -> None:
-    """Count a metric anew, of the events in its table, in a new epoch: the windows that end at the cut or before it.
-
-    An event that comes later for one of these windows is counted by the job in its own epoch alone, whose rows are not
-    valid there any more: another rebuild has it. Windows after the cut are the job's. Without until, they are counted,
-    too, in epoch 0: these rows are valid until the job has one for the window.
+    """Count all windows of a metric anew, from the first event of its table on.
 
     Args:
-        until: The cut; default, and at most: when the newest event of the table was published.
-        report: Called with lines of text: what was counted.
+        report: Called with a line of text: what was counted.
 
     Raises:
         JobFailed, ValueError: If it can't be done.
     """
-    query = next(each for each in settings.queries if each.name == name)
-    metric = query.metric
-    assert metric is not None  # the caller has checked it
-    if changed := changes(query):
-        report(
-            f"{', '.join(changed)} changed since the job's last start: it counts by those of before until the next one"
-        )
-    archive = next(each for each in settings.queries if each.name == metric.table)
-    if not archive.location:
-        raise SettingError(f"sink: the events of metric {name} are in no table", f"tables.{archive.name}")
-    source = open_snapshot(archive.location)
-    if source is None or not source.rows:
-        raise JobFailed(f"table {redact_uri(archive.location)} has no events that metric {name} could count")
-    report(f"table {archive.name} has {counted(source.rows, 'event', spec=',')} in version {source.version}")
     with _session(settings, open_spark) as spark:
-        rows = _rows(spark, source, _needed(metric, source.schema.names))
-        # As a number: of a time PySpark would make that of the process's time zone.
-        newest = rows.agg(F.max(F.unix_micros("_published_at"))).collect()[0][0]
-        cut = newest if until is None else min(newest, _micros(until))
-        events = rows.dropDuplicates(_MESSAGE) if query.deduplicate else rows
-        counts = aggregated(events, metric, is_stream=False).persist()
-        table = metric_table(query, counts)
-        table.prepare()
-        epoch = table.begin_epoch(_REBUILD)
-        # The version of a row of epoch 0 is this rebuild's epoch: a later one has a higher version.
-        parts = [(F.col("_window_end") <= _time(cut), table.target(0), epoch)]
-        parts += [(F.col("_window_end") > _time(cut), table.target(epoch), 0)] if until is None else []
-        try:
-            files = [
-                collect_files(counts.where(condition), functools.partial(write_counts, target=target, epoch=number))
-                for condition, target, number in parts
-            ]
-        finally:
-            counts.unpersist()
-        _append(table, list(itertools.chain.from_iterable(files)))
-        report(f"metric {name} has epoch {epoch} for the windows until {_text(cut)}; those after it are the job's")
-
-
-def _needed(metric: MetricSettings, names: Collection[str]) -> list[str]:
-    """Return the columns that a metric needs, or some more: our own, and those whose names are in its expressions."""
-    text = " ".join((*metric.keys, *metric.aggregates)).lower().replace("``", "`")
-    needs_all = "*" in text.replace("count(*)", "")
-    return [name for name in names if name in OWN or name.lower() in text or needs_all]
+        count = Metric(spark, settings, name).count(is_all=True)
+    if count is None:
+        place = redact_uri(settings.location_of(settings.metrics[name].table))
+        raise JobFailed(f"table {place} has no events that metric {name} could count")
+    report(f"metric {name} has {counted(count.rows, 'row', spec=',')}, of version {count.version} of its table")
 
 
 # --- dead letters
@@ -143,7 +85,7 @@ def replay_dead(
     """Take the dead letters of a table through its settings again, as they are now.
 
     Those that are events now go to the table, with their own columns as they were. Those that are malformed stay, with
-    their new reason. Those that the setting where leaves out go. Nothing is published, and metrics get nothing.
+    their new reason. Those that the setting where leaves out go. Nothing is published. Metrics count the events next.
 
     Args:
         report: Called with lines of text: what became of the dead letters.
@@ -165,21 +107,20 @@ def replay_dead(
                 break
         else:
             raise JobFailed(f"table {name}_dead was changed by others in each of {_TRIES} tries: start again")
-    for metric in settings.metrics.values():
-        if metric.table == name:
-            report(f"metric {metric.name} has not counted them: gnsq-pipeline rebuild {metric.name}")
 
 
 def _try_replay(spark: SparkSession, query: Query, letters: Snapshot, report: Callable[[str], object]) -> bool:
     """Replay the dead letters of a version; return False if another process has replaced some of them meanwhile."""
-    rows = _rows(spark, letters)
+    rows = table_rows(spark, letters)
     events = plan(rows.select(*(F.col(column).alias(name) for name, column in _SOURCE.items())), query.events)
     schema = archive_schema(events, query.events)
     table, dead = Table(query.name, query.location, schema, query.events.partition_by), dead_table(query)
     table.prepare()
-    before = _opened(table)
+    before = existing_snapshot(table.location)
     # Two replays may read the same letters, but one commits: both have a transaction of _REPLAY after this version.
-    found = _rows(spark, before.between("_published_at", *letters.bounds("_published_at")), _MESSAGE)
+    first, last = letters.bounds("_published_at")
+    near = before if first is None else before.where("_published_at", lambda low, high: low <= last and first <= high)
+    found = table_rows(spark, near, _MESSAGE)
     known = found.join(rows, _MESSAGE, "left_semi").distinct().persist()
     try:
         already = rows.join(known, _MESSAGE, "left_semi").count()
@@ -189,7 +130,7 @@ def _try_replay(spark: SparkSession, query: Query, letters: Snapshot, report: Ca
     finally:
         known.unpersist()
     of_table, of_dead = ([file for file in files if file.table == each.name] for each in (table, dead))
-    if of_table and not before.commit(of_table, transaction=(_REPLAY, letters.version)):
+    if of_table and not before.commit(of_table, transactions=[(_REPLAY, letters.version)]):
         return False
     added, malformed = (sum(file.rows for file in each) for each in (of_table, of_dead))
     report(f"{counted(added, 'dead letter', spec=',')} of {letters.rows:,} are events now, and in table {query.name}")
@@ -217,63 +158,9 @@ def _try_replace(old: Snapshot, new: list[DataFile]) -> bool:
 # --- tables
 
 
-def _opened(table: Table) -> Snapshot:
-    found = open_snapshot(table.location)
-    if found is None:
-        raise JobFailed(f"table {redact_uri(table.location)} was deleted meanwhile")
-    return found
-
-
-def _append(table: Table, files: list[DataFile]) -> None:
-    for _ in range(_TRIES):
-        if not files or _opened(table).commit(files):
-            return
-    raise JobFailed(f"table {table.name} was changed by others in each of {_TRIES} tries: start again")
-
-
 @contextlib.contextmanager
 def _session(settings: JobSettings, open_spark: OpenSpark) -> Iterator[SparkSession]:
     with open_spark() as spark:
         if (setup := load_function(settings.setup, "setup")) is not None:
-            setup(spark)
+            setup(SetupSession(spark))
         yield spark
-
-
-def _micros(time: dt.datetime) -> int:
-    """Return microseconds since 1970; a time without a zone is in UTC."""
-    aware = time if time.tzinfo is not None else time.replace(tzinfo=dt.UTC)
-    return (aware - dt.datetime.fromtimestamp(0, dt.UTC)) // dt.timedelta(microseconds=1)
-
-
-def _time(micros: int) -> Column:
-    return F.timestamp_micros(F.lit(micros))
-
-
-def _text(micros: int) -> str:
-    time = dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(microseconds=micros)
-    return f"{time:%Y-%m-%dT%H:%M:%S}Z"
-
-
-def _rows(spark: SparkSession, snapshot: Snapshot, columns: Collection[str] | None = None) -> DataFrame:
-    """Read rows of a table, all columns or these."""
-    schema = pa.schema([field for field in snapshot.schema if columns is None or field.name in columns])
-    files = snapshot.listing.select([PATH, *(name for name in snapshot.partition_columns if name in schema.names)])
-    tasks = max(min(files.num_rows, spark.sparkContext.defaultParallelism * _TASKS), 1)
-    read = functools.partial(_read, snapshot.location, schema)
-    return map_in_arrow(spark.createDataFrame(files).repartition(tasks), read, from_arrow_schema(schema))
-
-
-# --- in tasks
-
-
-def _read(location: str, schema: Any, batches: Iterator[Any]) -> Iterator[Any]:  # Any: pyarrow has no types
-    """Read files; each row has the path of one, and the values of its partition."""
-    store = open_store(location, "output")
-    for row in (row for batch in batches for row in batch.to_pylist()):
-        path = row.pop(PATH)
-        for rows in read_rows(store, path, schema.names):
-            table = pa.Table.from_batches([rows])
-            for name, value in row.items():
-                values = pa.repeat(pa.scalar(value, schema.field(name).type), table.num_rows)
-                table = table.append_column(name, values)
-            yield from conformed(table, schema).to_batches()

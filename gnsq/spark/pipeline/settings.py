@@ -33,16 +33,16 @@ from gnsq.spark.pipeline.tables import (
 )
 from gnsq.spark.scratch import user_directory
 from gnsq.spark.uris import is_object_store, join_uri, redact_uri
-from gnsq.texts import duration_text, nearest
+from gnsq.texts import nearest
 
-__all__ = ["JobSettings", "Query", "is_uri", "load_settings"]
+__all__ = ["LEGACY", "SESSION", "JobSettings", "Query", "is_uri", "load_settings"]
 
 # Options of the source that the setting nsq can't have, and what to give instead.
 _OWN_OPTIONS = {
     "topic": "topics of a table",
     "topicpattern": "topic_pattern of a table",
-    "channel": "channel_prefix, and the names of tables and metrics",
-    "otherchannels": "the names of tables and metrics",
+    "channel": "channel_prefix, and the names of tables",
+    "otherchannels": "the names of tables",
     "nsqdtcpaddresses": "nsqd_tcp_addresses",
     "lookupdhttpaddresses": "lookupd_http_addresses",
     "nsqdhttpaddresses": "nsqd_http_addresses",
@@ -53,11 +53,39 @@ _OWN_OPTIONS = {
     "maxrows": "max_rows_per_batch",
     "drain": "--once",
 }
-# Settings of Spark's session that the job needs as they are.
-_SESSION = {
-    "spark.sql.session.timeZone": ("UTC", "days, hours and windows are UTC's"),
-    "spark.sql.ansi.enabled": ("false", "an expression that can't be computed is null, and stops no query"),
+# Settings of Spark's session that decide which events are right, and what SQL means. The job sets them for its own
+# session, whatever the defaults of this Spark are.
+SESSION = {
+    # Most expressions that can't be computed are null.
+    "spark.sql.ansi.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.executorEnv.TZ": "UTC",  # of Python's functions
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    # A row with a value that does not fit is null as a whole, so it is parsed once more.
+    "spark.sql.json.enablePartialResults": "false",
+    # Of a key that is there twice, the last one counts, as in from_json and in Python.
+    "spark.sql.variant.allowDuplicateKeys": "true",
+    # Spark's own defaults: how JSON is read and written,
+    "spark.sql.columnNameOfCorruptRecord": "_corrupt_record",
+    "spark.sql.json.enableExactStringParsing": "true",
+    "spark.sql.jsonGenerator.ignoreNullFields": "true",
+    "spark.sql.variant.validateUnicodeInJsonParsing": "true",
+    # how a column is named and a constant is written in SQL,
+    "spark.sql.caseSensitive": "false",
+    "spark.sql.parser.escapedStringLiterals": "false",
+    "spark.sql.parser.quotedRegexColumnNames": "false",
+    # and what SQL gives.
+    "spark.sql.chunkBase64String.enabled": "true",
+    "spark.sql.decimalOperations.allowPrecisionLoss": "true",
+    "spark.sql.execution.arrow.useLargeVarTypes": "false",
+    "spark.sql.function.concatBinaryAsString": "false",
+    "spark.sql.function.eltOutputAsString": "false",
+    "spark.sql.mapKeyDedupPolicy": "EXCEPTION",
+    "spark.sql.preserveCharVarcharTypeInfo": "false",
+    "spark.sql.retainGroupColumns": "true",
 }
+# Spark's settings that begin so bring back what an earlier release did. The job's session has none of them.
+LEGACY = "spark.sql.legacy."
 
 
 @dataclass(frozen=True)
@@ -65,17 +93,16 @@ class Query:
     """All that one query needs.
 
     Attributes:
-        name: Name of the table or metric.
+        name: Name of the table.
         events: Where its events come from.
         source: Options of the format nsq.
-        checkpoint: Base of the checkpoints; Spark's own is in it.
+        checkpoint: Spark's checkpoint.
         location: The table; "" with sink.
-        dead_location: The table of malformed events; "" for metrics, for raw, and with sink if there is no output.
+        dead_location: The table of malformed events; "" for raw, and with sink if there is no output.
     """
 
     name: str
     events: TableSettings
-    metric: MetricSettings | None
     channel: str
     source: Mapping[str, str] = dataclasses.field(repr=False)
     spool: str
@@ -87,8 +114,8 @@ class Query:
 
     @property
     def section(self) -> str:
-        """The table of the TOML file: "tables.clicks" or "metrics.pages"."""
-        return (self.metric or self.events)._section
+        """The table of the TOML file, such as "tables.clicks"."""
+        return self.events._section
 
     @functools.cached_property
     def read_options(self) -> ReadOptions:
@@ -139,12 +166,19 @@ class JobSettings(Settings):
     )
     max_rows_per_batch: int = option(200_000, "largest batch", unit="rows", minimum=1)
     trigger_interval: float = option(
-        2.5,
+        10.0,
         "longest time since the last batch for which a batch waits for max_rows_per_batch; 0: no batch waits",
         unit="s",
         minimum=0.001,
         maximum=YEAR,
         special=(0,),
+    )
+    count_every: float = option(
+        60.0,
+        "metrics are counted so often, at most; with --once at the end",
+        unit="s",
+        minimum=1,
+        maximum=YEAR,
     )
     metrics_address: str = option(
         "", "host:port at which the job answers GET /metrics, for Prometheus; default: nowhere"
@@ -166,9 +200,13 @@ class JobSettings(Settings):
         self._check_patterns()
         if self.setup:
             self._checked("setup", check_function, self.setup)
-        for name, (needed, reason) in _SESSION.items():
-            if (given := self.spark.get(name, needed)).lower() != needed.lower():
-                raise self._wrong(f"spark: {name} {given!r}: {reason}: leave it out")
+        for name, given in self.spark.items():
+            needed = "Spark's default" if name.startswith(LEGACY) else SESSION.get(name, given)
+            if given.lower() != needed.lower():
+                raise self._wrong(
+                    f"spark: {name} {given!r}: which events are right rests on {needed}, which the job sets: leave it "
+                    "out"
+                )
         self._check_options()
         self._check_places()
 
@@ -198,20 +236,14 @@ class JobSettings(Settings):
             table = self.tables.get(metric.table)
             if table is None:
                 raise metric._wrong(f"table {metric.table!r} is unknown{nearest([metric.table], self.tables)}")
-            kept = f"keep_windows {duration_text(metric.keep_windows)} is less than"
-            if metric.keep_windows < table.max_ahead:
+            if table.sink:
                 raise metric._wrong(
-                    f"{kept} max_ahead {duration_text(table.max_ahead)} of [tables.{table.name}]: an event that is "
-                    "ahead would close windows of events that are on time: raise keep_windows, or lower max_ahead"
-                )
-            if metric.keep_windows < self.deduplicate:
-                raise metric._wrong(
-                    f"{kept} deduplicate {duration_text(self.deduplicate)}, and message ids are kept as long as "
-                    "windows: raise keep_windows, or lower deduplicate"
+                    f"table {metric.table!r} has a sink, so there are no files to count from: count in the sink, or "
+                    "give the topics to a second table, without sink, and count that"
                 )
 
     def _check_locations(self) -> None:
-        if not self.output.strip() and (self.metrics or any(not table.sink for table in self.tables.values())):
+        if not self.output.strip() and any(not table.sink for table in self.tables.values()):
             raise self._wrong("output is required")
         for name in ("work", "output", "spool"):
             place = getattr(self, name)
@@ -269,7 +301,7 @@ class JobSettings(Settings):
 
     def _check_places(self) -> None:
         """Check that no table, spool or checkpoint is at or in the place of another one, which would use its files."""
-        places: dict[str, str] = {}
+        places = {f"table of {name}": self.location_of(name) for name in self.metrics}
         for query in self.queries:
             places |= {f"spool of {query.name}": query.spool, f"checkpoint of {query.name}": query.checkpoint}
             tables = {"table": query.location, "table of malformed events": query.dead_location}
@@ -285,16 +317,14 @@ class JobSettings(Settings):
 
     @functools.cached_property
     def queries(self) -> tuple[Query, ...]:
-        """The queries: first those of tables, in the order of the settings, then those of metrics."""
-        return (
-            *(self._query(table, None) for table in self.tables.values()),
-            *(self._query(self.tables[metric.table], metric) for metric in self.metrics.values()),
-        )
+        """The queries of the tables, in the order of the settings."""
+        return tuple(map(self._query, self.tables.values()))
 
     @property
     def locations(self) -> list[str]:
         """The locations of all tables."""
-        return [place for query in self.queries for place in (query.location, query.dead_location) if place]
+        places = [place for query in self.queries for place in (query.location, query.dead_location) if place]
+        return [*places, *map(self.location_of, self.metrics)]
 
     @property
     def is_asked(self) -> bool:
@@ -313,22 +343,29 @@ class JobSettings(Settings):
         """Return the location of the spool of a query of this name, which the settings need not have any more."""
         return _below(self.spool, name) if self.spool else _below(self.work, f"{name}/spool")
 
-    def _query(self, table: TableSettings, metric: MetricSettings | None) -> Query:
-        name = table.name if metric is None else metric.name
+    def location_of(self, name: str) -> str:
+        """Return the location of a table of this name, which may be that of a metric."""
+        return _below(self.output, name)
+
+    def notes_of(self, name: str) -> str:
+        """Return the location of the notes of a query or metric."""
+        return _below(self.work, name)
+
+    def _query(self, table: TableSettings) -> Query:
+        name = table.name
         channel = self.channel_prefix + name
         spool = self.spool_of(name)
         checkpoint = _below(self.checkpoint, name) if self.checkpoint else _below(self.work, f"{name}/checkpoint")
-        has_dead = metric is None and table.format != "raw" and self.output
+        has_dead = table.format != "raw" and self.output
         return Query(
             name=name,
             events=table,
-            metric=metric,
             channel=channel,
             source=self._source_options(table, channel, spool, checkpoint),
             spool=spool,
             checkpoint=checkpoint,
-            notes=_below(self.work, name),
-            location="" if metric is None and table.sink else _below(self.output, name),
+            notes=self.notes_of(name),
+            location="" if table.sink else self.location_of(name),
             dead_location=_below(self.output, f"{name}_dead") if has_dead else "",
             deduplicate=self.deduplicate,
         )
@@ -337,8 +374,7 @@ class JobSettings(Settings):
         topics = {"topic": ",".join(table.topics)}
         if table.topic_pattern:
             topics = {"topicPattern": table.topic_pattern}
-        queries = {**self.tables, **{name: self.tables[metric.table] for name, metric in self.metrics.items()}}
-        sources = {self.channel_prefix + name: _topics(each) for name, each in queries.items()}
+        sources = {self.channel_prefix + name: _topics(each) for name, each in self.tables.items()}
         waiting = {"minRowsPerBatch": str(self.max_rows_per_batch), "maxTriggerDelay": str(self.trigger_interval)}
         return {
             **(waiting if self.trigger_interval else {}),

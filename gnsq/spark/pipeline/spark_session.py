@@ -14,10 +14,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import py4j.java_gateway  # type: ignore[import-untyped]  # py4j has no types
 import py4j.protocol  # type: ignore[import-untyped]  # py4j has no types
@@ -30,7 +31,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from gnsq.spark.errors import JobFailed, root_cause, startup_error
 from gnsq.spark.java import prepare_environment
-from gnsq.spark.pipeline.events import SESSION
+from gnsq.spark.pipeline.expressions import KnownClass
+from gnsq.spark.pipeline.settings import LEGACY, SESSION
 from gnsq.spark.scratch import scratch_directory
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 
@@ -80,7 +82,12 @@ _SETTINGS = {
 }
 # Classes that PySpark asks Java for with each call of its functions, by these names. Where a name has no package, Java
 # looks in all jars for a class of this name in each package that PySpark imports.
-_CLASSES = ("PythonUtils", "PythonSQLUtils", "SimplePythonFunction", "functions", "org.apache.spark.sql.functions")
+_CLASSES = (
+    *("PythonUtils", "PythonSQLUtils", "SimplePythonFunction", "functions", "org.apache.spark.sql.functions"),
+    *("org.apache.spark.sql.classic.SparkSession", "org.apache.spark.sql.internal.SQLConf"),
+    "org.apache.spark.util.Utils",
+)
+_TYPE_UTIL = "py4j.reflection.TypeUtil"
 # Only for a local master: the administrator of a cluster decides about the UI and adaptive execution.
 _LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
@@ -139,6 +146,7 @@ def borrow_session(spark: SparkSession, settings: Mapping[str, str]) -> Iterator
         session = spark.newSession()
         own = session_settings(session.sparkContext.master)
         sql = {key: value for key, value in own.items() if key.startswith("spark.sql.")}
+        _forget_legacy(session)
         for key, value in {**sql, **settings}.items():
             _set(session, key, value)
     except (PySparkException, Py4JError) as error:
@@ -148,6 +156,14 @@ def borrow_session(spark: SparkSession, settings: Mapping[str, str]) -> Iterator
     finally:
         # A new session has only the queries that were started in it.
         _stop_queries(session)
+
+
+def _forget_legacy(session: SparkSession) -> None:
+    """Remove the settings that bring back what an earlier release of Spark did."""
+    for name in session.conf.getAll:
+        if name.startswith(LEGACY):
+            with contextlib.suppress(PySparkException):  # those that Spark takes only at its start
+                session.conf.unset(name)
 
 
 def _set(session: SparkSession, key: str, value: str) -> None:
@@ -188,15 +204,36 @@ def open_session(
         given.setdefault(_MASTER, str(SparkConf().get(_MASTER, "")))
     else:
         prepare_environment(given.setdefault(_MASTER, "local[*]"))
-    if not given[_MASTER].startswith("local"):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_in_utc())
+        if given[_MASTER].startswith("local"):
+            # Nothing of a local master needs to be reached from outside.
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            scratch = stack.enter_context(scratch_directory("spark-"))
+            stack.enter_context(_temporary_files_of_java(scratch))
+            # Nothing is written there, but Spark makes the directory, by default in the current one.
+            given.setdefault("spark.sql.warehouse.dir", str(scratch / "warehouse"))
         yield from _opened(name, given, log)
-        return
-    # Nothing of a local master needs to be reached from outside.
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    with scratch_directory("spark-") as scratch, _temporary_files_of_java(scratch):
-        # Nothing is written there, but Spark makes the directory, by default in the current one.
-        given.setdefault("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        yield from _opened(name, given, log)
+
+
+@contextlib.contextmanager
+def _in_utc() -> Iterator[None]:
+    """Give this process, and those that it starts in the block, the time zone UTC.
+
+    PySpark gives Python a TIMESTAMP as a time of the process's zone: to sinks, and to functions of setup. In a zone, an
+    hour of each year is twice there.
+    """
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TZ"]
+        else:
+            os.environ["TZ"] = before
+        time.tzset()
 
 
 @contextlib.contextmanager
@@ -256,19 +293,12 @@ def _same_interrupt() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
-class _KnownClass(py4j.java_gateway.JavaClass):  # type: ignore[misc]  # py4j has no types
-    """A class of Java that is asked for each of its methods once."""
-
-    def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        setattr(self, name, found)
-        return found
-
-
 def _prepare(spark: SparkSession) -> None:
     jvm = spark._jvm
     for name in _CLASSES:
-        setattr(jvm, name, _KnownClass(getattr(jvm, name)._fqn, jvm._gateway_client))
+        setattr(jvm, name, KnownClass(getattr(jvm, name)._fqn, jvm._gateway_client))
+    # For each exception PySpark asks up to 14 times for each part of this name, and for those of its causes, too.
+    jvm.py4j = SimpleNamespace(reflection=SimpleNamespace(TypeUtil=KnownClass(_TYPE_UTIL, jvm._gateway_client)))
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         # They write each error of an expression to stderr, with the whole plan. The job tells it in one line.
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
@@ -280,6 +310,7 @@ def _prepare(spark: SparkSession) -> None:
     with _unconverted_errors() if not HAS_READ_LIMITS else contextlib.nullcontext():
         # Spark reads its settings now.
         spark._jsparkSession.sessionState()
+    _forget_legacy(spark)
 
 
 @contextlib.contextmanager

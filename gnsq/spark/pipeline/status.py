@@ -1,8 +1,8 @@
-"""Status: one record for each query, and the texts that are made of it.
+"""Status: one record for each query and each metric, and the texts that are made of it.
 
-The job's threads keep the record by `Status`. It is read by the line for each batch, the summary and the exporter, and
-by ``--status`` from a file in the query's notes. Reads Spark's JSON, but does not import Spark, since ``--status`` does
-not start it.
+The job's threads keep the records by `Status` and `CountStatus`. They are read by the lines for batches and counts, the
+summary and the exporter, and those of queries by ``--status`` from files in the notes. Reads Spark's JSON, but does not
+import Spark, since ``--status`` does not start it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from gevent.pool import Pool
@@ -28,15 +28,20 @@ from gnsq.spark.pipeline.durable import open_location
 from gnsq.spark.pipeline.lock import describe
 from gnsq.spark.pipeline.parquet import DataFile
 from gnsq.spark.pipeline.settings import JobSettings, Query
+from gnsq.spark.pipeline.snapshot import COUNTED, open_snapshot
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import open_store
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted, without_secrets
 
+if TYPE_CHECKING:
+    from gnsq.spark.pipeline.metrics import Count  # loads pyspark
+
 __all__ = [
-    *["OBSERVED", "Counts", "QueryStatus", "Status", "Summary", "batch_line", "depth_of", "longest_batch"],
-    *["read_status", "status_lines", "summary_lines", "table_text"],
+    *["OBSERVED", "CountStatus", "Counts", "MetricStatus", "QueryStatus", "Status", "Summary", "batch_line"],
+    *["count_line", "depth_of", "longest_batch", "read_status", "status_lines", "summary_lines"],
+    "table_text",
 ]
 
 logger = logging.getLogger(__name__)
@@ -45,6 +50,8 @@ logger = logging.getLogger(__name__)
 # latest, the newest published_at in microseconds.
 OBSERVED = "gnsq"
 _NAME = "status.json"
+# In the notes of a metric: why its last count has failed.
+_FAILURE = "failure.txt"
 # Fields of a record that belong to the checkpoint. All others are of one run of the job.
 _OF_CHECKPOINT = ("begun", "begun_at", "committed", "committed_at", "offset", "state_rows", "state_bytes")
 # Requests to nsqd at the same time: an nsqd that does not answer delays --status once, not once for each query.
@@ -57,12 +64,10 @@ class Counts:
 
     Attributes:
         rows: Messages that the source gave.
-        entered: Events that reached the table or the aggregation: they are right, and the setting where keeps them.
-        malformed: Events that do not fit. A table's query makes dead letters of them, a metric leaves them out.
+        entered: Events that reached the table: they are right, and the setting where keeps them.
+        malformed: Events that do not fit, and are dead letters.
         rescued: Events of which some values did not fit and are in _rescued.
         duplicates: Messages left out since they came before (setting deduplicate).
-        late: Rows that Spark has left out as too late. In a metric, all such rows of a window and its keys in a batch
-            count as one; in a table the number is 0 unless the driver's clock was set back.
     """
 
     rows: int = 0
@@ -70,7 +75,6 @@ class Counts:
     malformed: int = 0
     rescued: int = 0
     duplicates: int = 0
-    late: int = 0
 
     def plus(self, other: Counts) -> Counts:
         """Return the sums of both."""
@@ -205,11 +209,11 @@ class Status:
             files: What the batch has committed to tables.
         """
         batch_id, counts = progress["batchId"], _counts(progress)
-        if counts.late and self._query.metric is None:
+        if late := sum(operator["numRowsDroppedByWatermark"] for operator in progress["stateOperators"]):
             logger.error(
                 "query %s, batch %d: Spark has dropped %s as late, since the driver's clock was set back "
                 "by more than the setting deduplicate; the results lack what was dropped",
-                *(self._query.name, batch_id, counted(counts.late, "row")),
+                *(self._query.name, batch_id, counted(late, "row")),
             )
         with self._lock:
             record = self._after(batch_id)
@@ -296,8 +300,8 @@ class Status:
         try:
             self._store.put(_NAME, json.dumps(dataclasses.asdict(record)).encode())
         except OSError as error:
-            # Nothing depends on the file, so the query goes on.
-            logger.warning("status of query %s not written: %s", record.name, error)
+            # Nothing depends on the file, so the job goes on.
+            logger.warning("status of %s not written: %s", record.name, error)
 
 
 def _with_checkpoint_of(other: QueryStatus, record: QueryStatus) -> QueryStatus:
@@ -318,6 +322,82 @@ def read_status(query: Query) -> QueryStatus:
     return QueryStatus(name=query.name)
 
 
+# --- metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricStatus:
+    """What the counts of a metric have done in this run.
+
+    Attributes:
+        version: Version of the table of events that the last count with events has read; -1: none.
+        counted_at: Unix time before which all events of the table are counted that were committed; None: not yet.
+        rows, seconds: How many rows the last count with events has written, and how long it took.
+        failure: Why the last count has failed; "" for nothing.
+    """
+
+    name: str
+    version: int = -1
+    counted_at: float | None = None
+    rows: int = 0
+    seconds: float | None = None
+    failure: str = ""
+
+    @property
+    def has_trouble(self) -> bool:
+        """True if the last count has failed."""
+        return bool(self.failure)
+
+
+class CountStatus:
+    """Keeps the record of a metric, during a run, and notes for ``--status`` why its last count has failed.
+
+    Args:
+        notes: Directory of the note.
+
+    Attributes:
+        record: The present status.
+    """
+
+    def __init__(self, name: str, notes: str) -> None:
+        self.record = MetricStatus(name=name)
+        self._notes = notes
+        # What the note says; None: not known.
+        self._noted: str | None = None
+
+    def counted(self, count: Count | None, looked_at: float) -> None:
+        """Record a count that began at this Unix time; None: it has found no event."""
+        self.record = dataclasses.replace(self.record, counted_at=looked_at)
+        if count is not None:
+            seconds = time.time() - looked_at
+            self.record = dataclasses.replace(self.record, version=count.version, rows=count.rows, seconds=seconds)
+        self.failed("")
+
+    def failed(self, reason: str) -> None:
+        """Record that a count has failed; "": that it has not."""
+        self.record = dataclasses.replace(self.record, failure=reason)
+        if reason != self._noted:
+            try:
+                store = open_store(self._notes, "work")
+                store.make_directory("")
+                store.put(_FAILURE, reason.encode())
+                self._noted = reason
+            except OSError as error:
+                # Nothing depends on the file, so the job goes on.
+                logger.warning("status of %s not written: %s", self.record.name, error)
+
+
+def _noted_failure(notes: str) -> str:
+    try:
+        with open_store(notes, "work").open(_FAILURE) as file:
+            text: str = file.read().decode(errors="replace")
+            return text
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return str(error)
+
+
 def longest_batch(records: Iterable[QueryStatus], now: float) -> float:
     """Return for how many seconds the oldest batch has run that is not committed; 0 if there is none."""
     return max((now - record.begun_at for record in records if record.begun > record.committed), default=0.0)
@@ -332,7 +412,6 @@ def _counts(progress: Any) -> Counts:
         rows=progress["numInputRows"],
         **{name: observed.get(name) or 0 for name in ("entered", "malformed", "rescued")},
         duplicates=_custom(operators, "numDroppedDuplicateRows"),
-        late=sum(operator["numRowsDroppedByWatermark"] for operator in operators),
     )
 
 
@@ -371,6 +450,28 @@ def batch_line(record: QueryStatus) -> str:
     return ", ".join(filter(None, parts))
 
 
+def count_line(record: MetricStatus) -> str:
+    """Format the last count of a metric as one line of text."""
+    rows = counted(record.rows, "row", spec="9,")
+    return f"{record.name:8} count {record.version:6}: {rows} in {record.seconds or 0.0:6,.1f} s"
+
+
+def _metric_texts(settings: JobSettings, name: str, failure: str, now: float) -> Iterator[str]:
+    """Describe a metric by its table, whose log says what is counted."""
+    location = settings.location_of(name)
+    try:
+        table = open_snapshot(location)
+    except (JobFailed, OSError, ValueError) as error:
+        yield f"unknown: {error}"
+        return
+    version = None if table is None else table.application(COUNTED)
+    counted_table = settings.metrics[name].table
+    yield "not counted yet" if version is None else f"counted up to version {version} of table {counted_table}"
+    yield failure
+    if text := table_text(name, location, now):
+        yield f"table {name} {text}"
+
+
 def _record_texts(record: QueryStatus, now: float) -> Iterator[str]:
     """Describe a record by some texts. Numbers that are 0 are left out, except rows and batches."""
     if record.begun < 0:
@@ -390,7 +491,6 @@ def _record_texts(record: QueryStatus, now: float) -> Iterator[str]:
             (total.malformed, f"{total.malformed:,} malformed"),
             (total.rescued, f"{total.rescued:,} with rescued values"),
             (total.duplicates, f"{counted(total.duplicates, 'duplicate', spec=',')} left out"),
-            (total.late, f"{total.late:,} left out as too late"),
             (record.restarts, f"started again {restarts}"),
         ]
         rows = f"{counted(total.rows, 'row', spec=',')} in {counted(record.batches, 'batch', 'batches', spec=',')}"
@@ -502,6 +602,7 @@ class Summary:
 
     Attributes:
         queries: Name of a query -> its last record.
+        metrics: Name of a metric -> its last record.
         finished: True if the queries have ended by themselves: with once, all messages have been read.
         due: With once, name of a query -> number of messages that existed at the start.
         merged: Number of files of tables that maintenance has merged.
@@ -509,6 +610,7 @@ class Summary:
     """
 
     queries: dict[str, QueryStatus] = field(default_factory=dict)
+    metrics: dict[str, MetricStatus] = field(default_factory=dict)
     finished: bool = False
     due: dict[str, int] = field(default_factory=dict)
     merged: int = 0
@@ -520,16 +622,18 @@ class Summary:
 
 
 def summary_lines(summary: Summary, settings: JobSettings, now: float) -> Iterable[str]:
-    """Format the summary as some lines for each query, and one for the job."""
+    """Format the summary as some lines for each query and each metric, and one for the job."""
     for query in settings.queries:
         record = summary.queries[query.name]
         yield from _block(query.name, [*_record_texts(record, now), *_places(query, record.offset, now)])
+    for name, counts in summary.metrics.items():
+        yield from _block(name, _metric_texts(settings, name, counts.failure, now))
     merged = f"{counted(summary.merged, 'file', spec=',')} merged, " if summary.merged else ""
     yield f"{'job':8} {merged}{summary.seconds:,.0f} s"
 
 
 def status_lines(settings: JobSettings, now: float) -> Iterable[str]:
-    """Format the state of each query as some lines. If a fact can't be found out, a line says so."""
+    """Format the state of each query and each metric as some lines. If a fact can't be found out, a line says so."""
     try:
         job = describe(settings.work)
     except (OSError, ValueError) as error:
@@ -547,6 +651,8 @@ def status_lines(settings: JobSettings, now: float) -> Iterable[str]:
             record = dataclasses.replace(record, is_running=False, restart_at=None, trouble="")
         told = told or [*_record_texts(record, now)]
         yield from _block(query.name, [*told, *_places(query, record.offset, now), depth])
+    for name in settings.metrics:
+        yield from _block(name, _metric_texts(settings, name, _noted_failure(settings.notes_of(name)), now))
 
 
 def _block(name: str, texts: Iterable[str]) -> Iterator[str]:

@@ -24,8 +24,6 @@ __all__ = [
 
 # Seconds.
 DAY, YEAR = 86_400, 31_536_000
-# Limit of the windows that one event is in: the event is copied for each window.
-MAX_WINDOWS = 100
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _NAME = r"(?:[A-Za-z_]\w*|`(?:[^`]|``)+`)"
 # What names a column in SQL: a column alone, a call with one column or *, or any expression with AS.
@@ -33,7 +31,7 @@ _COLUMN = re.compile(_NAME)
 _CALL = re.compile(rf"([A-Za-z_]\w*)\(\s*(\*|{_NAME})\s*\)")
 _AS = re.compile(rf"(.*\S)\s+AS\s+({_NAME})", re.IGNORECASE | re.DOTALL)
 # Columns that each table of a metric has.
-_METRIC_COLUMNS = ("_window_start", "_window_end", "_epoch", "_version", "_day")
+_METRIC_COLUMNS = ("_window_start", "_window_end", "_day")
 
 
 class SettingError(ValueError):
@@ -225,12 +223,11 @@ def _unquoted(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricSettings(Settings):
-    """One [metrics.NAME]: what is counted of a table's events. slide has its default put in."""
+    """One [metrics.NAME]: what is counted of a table's events."""
 
     name: str
     table: str = option("", "table whose events are counted, after its where and select; required")
-    window: float = option(60.0, "length of a window; windows begin at whole multiples of slide since 1970", unit="s")
-    slide: float = option(0.0, "time from the begin of a window to that of the next; default: window", unit="s")
+    window: float = option(60.0, "length of a window; windows begin at whole multiples of it since 1970", unit="s")
     keys: tuple[str, ...] = option(
         (), 'events are counted for each value of these: columns of the event, _topic, or "SQL AS name"; default: none'
     )
@@ -238,29 +235,14 @@ class MetricSettings(Settings):
         ("count(*)",),
         "what is computed, in SQL: function(column), in the column function_column; or expression AS name",
     )
-    keep_windows: float = option(
-        float(DAY),
-        "windows are kept so long after their end, and events that are later are left out",
-        unit="s",
-        minimum=0,
-        maximum=YEAR,
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.table:
             raise self._wrong("table is missing: give the name of the table whose events are counted")
-        if not self.slide:
-            self._set(slide=self.window)
-        for name, value, most in (("window", self.window, 31 * DAY), ("slide", self.slide, self.window)):
-            if not (1 <= value <= most and value == int(value)):
-                limit = f"a whole number of seconds, and at most {duration_text(most)}"
-                raise self._wrong(f"{name} {duration_text(value)} must be {limit}")
-        if self.window % self.slide or self.window / self.slide > MAX_WINDOWS:
-            raise self._wrong(
-                f"window {duration_text(self.window)} must be a whole multiple of slide {duration_text(self.slide)}, "
-                f"at most {MAX_WINDOWS} of it"
-            )
+        if not (1 <= self.window <= 31 * DAY and self.window == int(self.window)):
+            limit = f"a whole number of seconds, and at most {duration_text(31 * DAY)}"
+            raise self._wrong(f"window {duration_text(self.window)} must be {limit}")
         if not self.aggregates:
             raise self._wrong('aggregates is empty: give at least "count(*)"')
         taken = {name.lower(): "is the job's own" for name in _METRIC_COLUMNS}

@@ -73,6 +73,8 @@ class Wrong(IntEnum):
     TIME = 4
     AHEAD = 5
     PARSE = 6  # the SQL of the setting parse gave null
+    WHERE = 7  # can't be computed of the event
+    SELECT = 8  # likewise; to this number, that of the expression in select is added
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class Shape:
     columns: tuple[EventColumn, ...] = ()
     time: str = ""
     max_ahead: float = 0.0
+    where: str = ""
+    select: tuple[str, ...] = ()
 
 
 class _Number(str):
@@ -126,6 +130,8 @@ def explain(body: bytes, wrong: int, shape: Shape) -> str:
     Args:
         wrong: The event's value of the column _wrong.
     """
+    if wrong >= Wrong.SELECT:
+        return f"select can't be computed: {shape.select[wrong - Wrong.SELECT]}"
     match Wrong(wrong):
         case Wrong.BODY:
             return _explain_body(body)
@@ -136,7 +142,10 @@ def explain(body: bytes, wrong: int, shape: Shape) -> str:
         case Wrong.AHEAD:
             return f"{shape.time or 'time'} is more than {shape.max_ahead:g} s after the publishing"
         case Wrong.PARSE:
-            return "parse gives null"
+            return "parse gives null, or can't be computed"
+        case Wrong.WHERE:
+            return f"where can't be computed: {shape.where}"
+    raise AssertionError(wrong)
 
 
 def rescued(body: bytes, shape: Shape) -> str | None:

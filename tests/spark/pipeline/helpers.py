@@ -3,13 +3,11 @@
 import datetime as dt
 import json
 
-import duckdb
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import Row
 
 from gnsq.spark.pipeline.delta import delta_location
-from gnsq.spark.pipeline.metrics import valid_rows_sql
 
 UTC = dt.UTC
 
@@ -81,11 +79,3 @@ def table_rows(location):
         return delta_table(location).to_pyarrow_table().to_pylist()
     except TableNotFoundError:
         return []
-
-
-def valid_rows(location, keys=("page",)):
-    """The valid rows of a metric's table, as its SQL says."""
-    counts = delta_table(location).to_pyarrow_table()
-    with duckdb.connect() as connection:
-        connection.register("counts", counts)
-        return connection.sql(valid_rows_sql("counts", keys)).to_arrow_table().to_pylist()

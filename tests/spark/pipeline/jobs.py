@@ -8,6 +8,11 @@ from gnsq.spark.pipeline.tables import MetricSettings, TableSettings
 SCHEMA = "user STRING NOT NULL, page STRING NOT NULL, ms INT"
 
 
+def setup(spark):
+    """A function for the setting setup."""
+    spark.udf.register("halved", lambda number: 10 // number, "INT")
+
+
 def parsed(columns):
     """A setting that gives columns as a schema does, and is planned in less time. What does not fit is malformed."""
     return f"from_json(CAST(body AS STRING), '{columns}', map('mode', 'FAILFAST'))"

@@ -4,6 +4,7 @@ import datetime as dt
 import json
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from gnsq.spark.errors import JobFailed
@@ -131,14 +132,28 @@ def test_rows_of_many_partitions_are_in_one_file_for_each(archive, monkeypatch):
 
 @pytest.mark.spark
 def test_sink_takes_the_rows_in_place_of_a_table(spark, settings_of):
-    archive = Archive(spark, settings_of(sink="somewhere:rows", select=["user", "upper(page) AS page"]))
+    archive = Archive(spark, settings_of(sink="a:b", select=["user", "upper(page) AS page", "time"], time=""))
+    times = [dt.datetime(1, 1, 1, tzinfo=dt.UTC), dt.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=dt.UTC)]
+    bodies = [*BODIES, *map(event, times)]
     taken = []
-    batches = archive.batches(sink=lambda rows, batch_id: taken.append((rows.drop("_nsqd").collect(), batch_id)))
-    batches(archive.parsed(BODIES)[0].frame, identity(7))
 
-    [(rows, batch_id)] = taken
+    def texts(batches):
+        for batch in batches:
+            yield pa.record_batch({"text": [repr(row) for row in batch.to_pylist()]})
+
+    def sink(rows, batch_id):
+        rows = rows.select("user", "page", "time")
+        taken.append((rows.toArrow().to_pylist(), rows.mapInArrow(texts, "text STRING").toArrow(), batch_id))
+
+    archive.batches(bodies, sink=sink)(archive.parsed(bodies)[0].frame, identity(7))
+
+    [(rows, in_tasks, batch_id)] = taken
     assert batch_id == 7
-    assert sorted((row["user"], row["page"]) for row in rows) == [("u1", "/"), ("u2", "/"), ("u2", "/CART")]
+    named = [("u", "/"), ("u", "/"), ("u1", "/"), ("u2", "/"), ("u2", "/CART")]
+    assert sorted((row["user"], row["page"]) for row in rows) == named
+    # collect() and foreachPartition() would fail for the first of these.
+    assert {*times} < {row["time"] for row in rows}
+    assert sorted(in_tasks.column("text").to_pylist()) == sorted(map(repr, rows))
     assert len(archive.dead) == 2
 
 

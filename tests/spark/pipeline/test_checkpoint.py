@@ -1,27 +1,21 @@
-import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.checkpoint import (
+    check_state,
     checkpoint_id,
-    checkpoint_of,
-    delete_checkpoint,
     identify,
     last_batch,
-    read_epoch,
     settings_hash,
-    settle_epoch,
 )
 from gnsq.spark.pipeline.durable import mend_checkpoint
-from gnsq.spark.pipeline.tables import SettingError, TableSettings, options_of
-from gnsq.spark.spool.spool import Spool
-from tests.spark.helpers import columns
+from gnsq.spark.pipeline.tables import TableSettings, options_of
 from tests.spark.pipeline.helpers import put_batch, put_checkpoint
-from tests.spark.pipeline.jobs import job, metric, table
+from tests.spark.pipeline.jobs import job, table
 
 
 def test_checkpoint_has_the_identity_that_spark_gave_it(tmp_path):
@@ -73,10 +67,11 @@ DIVIDING = {
     "time": {"time": "at"},
     "max_ahead": {"max_ahead": 1.0},
     "where": {"where": "ms > 1"},
+    "select": {"select": ("user", "ms + 1 AS next")},
     "mismatch": {"mismatch": "rescue"},
 }
 # schema_file is read into schema. Messages of a removed topic that are in the spool are still written.
-OTHERS = {"schema_file", "topics", "topic_pattern", "select", "partition_by", "keep", "sink"}
+OTHERS = {"schema_file", "topics", "topic_pattern", "partition_by", "keep", "sink"}
 
 
 def test_each_setting_of_a_table_is_known_to_divide_events_from_others_or_not():
@@ -120,84 +115,27 @@ def test_batch_is_on_the_disk_with_the_end_of_the_one_before(tmp_path, monkeypat
     assert synced == [str(tmp_path / name) for name in names]
 
 
-# --- epochs
+# --- deduplicate
 
 
-def put_end(query, epoch, number, offset, committed=True):
-    """Write what a batch that Spark has planned, or committed, leaves in a checkpoint."""
-    location = Path(checkpoint_of(query, epoch))
-    put_batch(location, number, "v1\n{}\n" + json.dumps(offset))
-    if committed:
-        put_batch(location, number + 1, "v1\n{}\n" + json.dumps(offset))
-        (location / "offsets" / str(number + 1)).unlink()
+@pytest.mark.parametrize("before", [0.0, 60.0])
+def test_checkpoints_with_batches_take_no_other_deduplicate(tmp_path, before):
+    queries, others = (
+        job(tmp_path, *map(table, ("clicks", "empty", "orders")), deduplicate=each).queries
+        for each in (before, 60.0 - before)
+    )
+    places = [Path(query.checkpoint) for query in queries]
+    # Before the first batch has ended, it may change.
+    for place in places:
+        (place / ("state" if before else "offsets")).mkdir(parents=True)
+    check_state(others)
+    for place in (places[0], places[2]):
+        put_batch(place, 3, "v1\n{}\n{}")
 
-
-def queries_of(path, **changes):
-    return job(path, table(), metric(**changes)).queries[1]
-
-
-def test_changed_definition_begins_an_epoch_without_what_the_old_one_has_read(tmp_path, caplog):
-    # It may change freely before the first batch.
-    settle_epoch(queries_of(tmp_path, aggregates=("sum(ms)",)))
-    query = queries_of(tmp_path)
-    assert settle_epoch(query) == settle_epoch(query) == read_epoch(query) == 1
-    spool = Spool(query.spool)
-    spool.prepare()
-    writer = spool.writer("r")
-    for number in (1, 2, 3):
-        writer.write(number, columns(1, 2))
-    put_end(query, 1, 4, encode_offset({"r": 2}, query.read_options.source))
-
-    assert settle_epoch(queries_of(tmp_path, keys=("page", "user"))) == 2
-
-    assert [segment.number for segment in spool.listing().segments] == [3]
-    assert "keys changed" in caplog.text
-
-
-def test_batch_that_was_begun_without_deduplication_is_finished_first(tmp_path):
-    [query] = job(tmp_path).queries
-    settle_epoch(query)
-    put_end(query, 1, 4, encode_offset({"r": 2}, query.read_options.source), committed=False)
-
-    with pytest.raises(JobFailed, match="batch 4 was begun with the settings of before and is not done"):
-        settle_epoch(job(tmp_path, deduplicate=60.0).queries[0])
-    assert settle_epoch(query) == 1
-
-
-@pytest.mark.parametrize("number", [0, 4])
-def test_metric_whose_batch_always_fails_goes_on_with_corrected_settings(tmp_path, number):
-    query = queries_of(tmp_path)
-    settle_epoch(query)
-    spool = Spool(query.spool)
-    spool.prepare()
-    writer = spool.writer("r")
-    for segment in (1, 2, 3):
-        writer.write(segment, columns(1, 2))
-    if number:
-        put_end(query, 1, number - 1, encode_offset({"r": 1}, query.read_options.source))
-    put_end(query, 1, number, encode_offset({"r": 3}, query.read_options.source), committed=False)
-
-    assert settle_epoch(job(tmp_path, table(time="corrected"), metric()).queries[1]) == 2
-
-    # What the failing batch was to count is counted by the next epoch.
-    assert [segment.number for segment in spool.listing().segments] == ([2, 3] if number else [1, 2, 3])
-
-
-def test_changed_definition_of_another_topics_query_is_refused(tmp_path):
-    query = queries_of(tmp_path)
-    settle_epoch(query)
-    put_end(query, 1, 4, encode_offset({"r": 2}, "views/pages"))
-
-    with pytest.raises(JobFailed, match="keys changed, so it needs a new checkpoint, and the checkpoint is of 'views"):
-        settle_epoch(queries_of(tmp_path, keys=("page", "user")))
-    assert read_epoch(query) == 1
-
-
-def test_window_of_a_metric_can_not_change(tmp_path):
-    settle_epoch(queries_of(tmp_path))
-
-    with pytest.raises(SettingError, match=r"window 90 s: the metric has a table with window 60 s, .*another name"):
-        settle_epoch(queries_of(tmp_path, window=90))
+    check_state(queries)
+    was, both = "more than 0" if before else "0", f"{places[0]} and {places[2]}"
+    with pytest.raises(JobFailed, match=rf"^deduplicate was {was} when .* move away {re.escape(both)}, but no spool"):
+        check_state(others)
 
 
 # --- after a power failure
@@ -261,14 +199,3 @@ def test_other_logs_stay(tmp_path, last, caplog):
 
     assert sorted(tmp_path.rglob("*")) == before
     assert not caplog.text
-
-
-def test_deletion_that_was_killed_goes_on(tmp_path, caplog):
-    put_checkpoint(tmp_path / "1")
-    (tmp_path / "1" / "state").mkdir()
-    (tmp_path / "1" / "metadata").unlink()
-
-    for _ in range(2):
-        delete_checkpoint(str(tmp_path / "1"))
-
-    assert (list(tmp_path.iterdir()), caplog.text) == ([], "")

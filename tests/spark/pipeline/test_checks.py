@@ -20,9 +20,10 @@ from gnsq.spark.pipeline.checks import (
 from gnsq.spark.spool.spool import Spool
 from tests.kit.commands import invoke
 from tests.spark.helpers import channel_stats, publish, wait_for
-from tests.spark.pipeline.jobs import job, metric, table
+from tests.spark.pipeline.jobs import job, table
 
-COUNTED = (table(), metric())
+# Two queries of one topic.
+BOTH = (table(), table("pages", topics=("clicks",)))
 
 
 def addresses(nsqd):
@@ -46,7 +47,7 @@ def claim_spools(settings):
 
 
 def test_directories_are_made_with_the_permissions_that_the_settings_say(tmp_path):
-    settings = job(tmp_path, *COUNTED, nsq={"spoolMode": "2770"})
+    settings = job(tmp_path, *BOTH, nsq={"spoolMode": "2770"})
     check_both(settings)
     check_both(settings)
 
@@ -189,7 +190,7 @@ def test_topic_that_nobody_has_is_refused_unless_it_is_still_to_come(tmp_path, c
 
 @pytest.mark.parametrize("once", [False, True])
 def test_topic_that_the_job_has_read_before_may_be_gone(tmp_path, once):
-    settings = job(tmp_path, *COUNTED, nsqd_http_addresses=("a:4151",))
+    settings = job(tmp_path, *BOTH, nsqd_http_addresses=("a:4151",))
     claim_spools(settings)
 
     check_nsq(settings, answers(), once=once)
@@ -216,7 +217,7 @@ def test_all_is_well_or_an_nsqd_that_does_not_answer_may_have_the_topic(tmp_path
 
 def test_first_start_waits_for_nsqd_so_that_all_queries_get_everything(fakensqd, tmp_path, caplog):
     publish(fakensqd, "clicks", [b"1", b"2"])
-    settings = job(tmp_path, *COUNTED, **addresses(fakensqd))
+    settings = job(tmp_path, *BOTH, **addresses(fakensqd))
     fakensqd.stop()
     waits = []
 
@@ -234,7 +235,7 @@ def test_first_start_waits_for_nsqd_so_that_all_queries_get_everything(fakensqd,
 
 
 def test_topics_of_a_pattern_get_the_channels_of_all_queries(fakecluster, tmp_path):
-    queries = (table("web", topic_pattern="web.*"), metric(table="web"))
+    queries = (table("web", topic_pattern="web.*"), table("pages", topic_pattern="web.*"))
     lookupds = tuple(fakecluster.lookupd_http_addresses)
     settings = job(tmp_path, *queries, table("all", topic_pattern=".*", format="raw"), lookupd_http_addresses=lookupds)
     for nsqd, topic in zip(fakecluster.nsqds, ("web-1", "app"), strict=False):
@@ -251,7 +252,7 @@ def test_topics_of_a_pattern_get_the_channels_of_all_queries(fakecluster, tmp_pa
 
 def test_all_queries_get_all_of_a_topic_that_an_nsqd_gets_later(fakecluster, tmp_path):
     lookupds = tuple(fakecluster.lookupd_http_addresses)
-    settings = job(tmp_path, table(), table("views"), metric(), lookupd_http_addresses=lookupds)
+    settings = job(tmp_path, *BOTH, table("views"), lookupd_http_addresses=lookupds)
     wait_for(lambda: not survey(settings).failures)
 
     create_channels(settings, once=False, wait=pytest.fail, new_topic=True)
@@ -264,7 +265,7 @@ def test_all_queries_get_all_of_a_topic_that_an_nsqd_gets_later(fakecluster, tmp
 
 
 def test_topic_that_nobody_has_is_not_created_even_if_that_shows_later(fakensqd, tmp_path):
-    settings = job(tmp_path, *COUNTED, **addresses(fakensqd))
+    settings = job(tmp_path, *BOTH, **addresses(fakensqd))
     fakensqd.stop()
 
     def wait(seconds):
@@ -280,14 +281,14 @@ def test_topic_that_nobody_has_is_not_created_even_if_that_shows_later(fakensqd,
 
 
 def test_channels_that_can_not_be_created_fail_a_job_that_ends(tmp_path):
-    settings = job(tmp_path, *COUNTED, nsqd_http_addresses=("127.0.0.1:1",))
+    settings = job(tmp_path, *BOTH, nsqd_http_addresses=("127.0.0.1:1",))
 
     with pytest.raises(JobFailed, match=r"channels of clicks not created: .*127\.0\.0\.1:1"):
         create_channels(settings, once=True, wait=pytest.fail)
 
 
 def test_wait_for_channels_ends_when_it_is_told_to_or_all_queries_have_begun(tmp_path, caplog):
-    gone = job(tmp_path, *COUNTED, nsqd_http_addresses=("127.0.0.1:1",))
+    gone = job(tmp_path, *BOTH, nsqd_http_addresses=("127.0.0.1:1",))
     create_channels(gone, once=False, wait=lambda seconds: True)
     claim_spools(gone)
 

@@ -40,12 +40,9 @@ keys = "page"
 """
 
 
-# Queries that are planned in a third of the time. Both get all messages of the topic.
+# A query that is planned in a third of the time.
 RAW = """
 [tables.clicks]
-format = "raw"
-[tables.frames]
-topics = "clicks"
 format = "raw"
 """
 
@@ -93,8 +90,6 @@ def invoke(given, **keywords):
         pytest.param(
             ["replay-dead", "clcks"], "replay-dead clcks: [tables.clcks] is not there; did you mean clicks?", id="table"
         ),
-        pytest.param(["maintain", "--until", "2026-11-20"], "Error: --until is for rebuild alone\n", id="until"),
-        pytest.param(["rebuild", "pages", "--until", "now"], "'now' is no time, such as 2026-11-20T10:00", id="time"),
         pytest.param(["maintain", "clicks"], "Error: maintain takes no name: leave out 'clicks'\n", id="name"),
     ],
 )
@@ -160,7 +155,7 @@ def test_settings_come_from_flags_and_environment(fakensqd, tmp_path, monkeypatc
     assert settings.lookupd_http_addresses == ("l:4161", "m:4161")
     assert settings.spark == {"spark.master": "local[2]"}
     shown = invoke(["--help"]).stdout
-    assert all(name in shown for name in ("--max-rows-per-batch", "  mismatch ", "  keep_windows "))
+    assert all(name in shown for name in ("--max-rows-per-batch", "  mismatch ", "  aggregates "))
 
     # A setting that only Spark can check has the same status as others.
     for error, status in (SettingError("where 'x': no such column", "tables.clicks"), 2), (JobFailed("gone"), 1):
@@ -176,14 +171,13 @@ def test_receivers_are_told_as_commands_without_secrets(fakensqd, tmp_path):
     done = invoke(arguments(fakensqd, tmp_path, *flags, "--receivers", "external", "receivers"))
 
     assert done.exit_code == 0, done.output
-    clicks, pages = done.output.splitlines()
+    [clicks] = done.output.splitlines()
     assert "hush" not in done.output
     assert shlex.split(clicks)[:4] == ["GNSQ_RECEIVER_AUTH_SECRET=...", "python", "-m", "gnsq.spark.receiver"]
     assert set(shlex.split(clicks)[4:]) == {
         *("--topic=clicks", "--channel=clicks", f"--spool={tmp_path}/work/clicks/spool", "--spool-mode=2770"),
         *(f"--nsqd-tcp-address={fakensqd.tcp_address}", "--tls", "--no-tls-verify"),
     }
-    assert "--channel=pages" in pages
 
     flags = ["--lookupd-http-address", "http://l:4161?token=hush", "--receivers", "external", "receivers"]
     done = invoke(arguments(fakensqd, tmp_path, *flags))
@@ -300,7 +294,7 @@ def test_job_that_waits_for_nsqd_keeps_others_out_and_stops_in_order(fakensqd, s
     held = []
 
     def stop():
-        wait_for(lambda: "channels of clicks not created" in caplog.text, limit=60)
+        wait_for(lambda: "channels of the job not created" in caplog.text)
         held.append(describe(str(tmp_path / "work")))
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -368,7 +362,7 @@ def test_second_interrupt_in_mid_batch_ends_at_once_though_spark_hangs_and_loses
     small = ["--max-rows-per-batch", "200", "--nsq", "msgTimeout=2"]
     with running(program(fakensqd, tmp_path, *small), **secret) as process:
         # The first batch is done, and another one is under way.
-        offsets, commits = (tmp_path / "work/clicks/checkpoint/1" / name for name in ("offsets", "commits"))
+        offsets, commits = (tmp_path / "work/clicks/checkpoint" / name for name in ("offsets", "commits"))
         wait_for(lambda: len(list(offsets.glob("[0-9]*"))) > len(list(commits.glob("[0-9]*"))) > 0, limit=COLD_START)
         [java] = jvms_of(process.pid)
         os.kill(java, signal.SIGSTOP)
@@ -402,6 +396,7 @@ def test_second_interrupt_in_mid_batch_ends_at_once_though_spark_hangs_and_loses
 @pytest.mark.spark
 @pytest.mark.subprocess
 @pytest.mark.timeout(2 * COLD_START)
+@pytest.mark.skipif(not HAS_READ_LIMITS, reason="PySpark 4.1 reads all in one batch, so that nothing may be left")
 def test_once_stops_in_order_on_an_interrupt_and_says_that_it_is_not_done(fakensqd, tmp_path):
     publish(fakensqd, "clicks", EVENTS)
     rows = re.compile(r'^gnsq_pipeline_rows_total{query="clicks"} [1-9]', re.MULTILINE)
@@ -415,8 +410,7 @@ def test_once_stops_in_order_on_an_interrupt_and_says_that_it_is_not_done(fakens
         output, _ = process.communicate()
 
         assert process.returncode == 1, output
-        assert re.search(r"stopped before all was read \(clicks [\d,]+ of 2,000, frames [\d,]+ of 2,000\)", output)
+        assert re.search(r"stopped before all was read \(clicks [\d,]+ of 2,000\)", output)
         assert "Traceback" not in output
-        for channel in ("clicks", "frames"):
-            wait_for(lambda channel=channel: not channel_stats(fakensqd, "clicks", channel)["clients"])
+        wait_for(lambda: not channel_stats(fakensqd, "clicks", "clicks")["clients"])
         wait_for(lambda: members_of(process.pid) == [])

@@ -156,7 +156,7 @@ def test_table_of_another_checkpoint_is_refused_until_that_is_meant(location, ow
     assert log(location) == before
 
     table(location).claim(owner, take_over=True)
-    taken = claimed(location, THEIRS, take_over=True)
+    taken = claimed(location, THEIRS)
     # Its batches begin at 0 again, and none of them is taken for one of the old checkpoint.
     assert put(taken, 0, 2, owner=THEIRS)
     assert numbers(location) == [1, 2]
@@ -199,20 +199,6 @@ def test_checkpoint_that_is_older_than_the_table_is_refused(location):
 
     with pytest.raises(JobFailed, match=r"has batch 5 of this checkpoint, and batch 4 runs: .* older .* --take-over"):
         put(archive, 4, 2)
-
-
-def test_each_checkpoint_of_a_table_has_an_epoch_of_its_own(location):
-    epochs = [
-        table(location).claim(None, take_over=False),
-        table(location).claim(OURS, take_over=False),
-        table(location).claim(OURS, take_over=True),
-        table(location).claim(THEIRS, take_over=True),
-        table(location).claim(OURS, take_over=True),
-        table(f"{location}-2").claim(THEIRS, take_over=False),
-        table(f"{location}-2").claim(OURS, take_over=True),
-    ]
-
-    assert epochs == [0, 1, 1, 2, 1, 1, 2]
 
 
 # --- schema and partitions

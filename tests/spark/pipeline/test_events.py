@@ -1,18 +1,23 @@
 """From messages to events, in Spark."""
 
 import base64
+import bz2
 import datetime as dt
 import itertools
 import json
 import re
+import ssl
 import struct
 from decimal import Decimal
 
 import pytest
 from hypothesis import strategies as st
+from pyspark.errors import PythonException
 from pyspark.sql import types as T
+from pyspark.sql.functions import udf
 
 from gnsq.spark.pipeline.events import check_streaming, deduplicated, plan
+from gnsq.spark.pipeline.functions import SetupSession
 from gnsq.spark.pipeline.tables import SettingError
 from gnsq.spark.pipeline.types import SCALARS, Wrong, explain, rescued
 from tests.spark.pipeline.jobs import parsed, table
@@ -226,20 +231,37 @@ fields = st.sampled_from(sorted(KINDS)).flatmap(
 )
 
 
-@pytest.mark.hypothesis
-def test_each_type_takes_its_right_values_and_spark_and_python_agree_on_what_fits(messages):
-    given = [*((kind, text) for kind, text, _ in VALUES), *OTHERS]
-    cases = [*given, *drawn(fields, 400)]
+GIVEN = [*((kind, text) for kind, text, _ in VALUES), *OTHERS]
+
+
+@pytest.fixture(scope="module")
+def parsed_values(messages):
+    """Values that are given, then those that are drawn, and the events of three kinds of bodies, by one plan: of all
+    values, of those that are drawn alone, and of these with the next ones to them."""
+    lone = [*drawn(fields, 400), ("DOUBLE", "-0.0"), ("BINARY", "1e-5"), ("FLOAT", "-0.00"), ("BINARY", "1e-5")]
+    cases = [*GIVEN, *lone]
     # Beside those that are drawn, a number that a double does not hold, or a string that looks like one.
-    beside = itertools.chain(["0"] * len(given), itertools.cycle(["0", "1.2345678901234567e-5", '"sha256:7e823"']))
+    more = itertools.chain(["0"] * len(GIVEN), itertools.cycle(["0", "1.2345678901234567e-5", '"sha256:7e823"']))
     bodies = [
-        f'{{"{KINDS[kind]}": {text}, "other": {other}}}' for (kind, text), other in zip(cases, beside, strict=False)
+        f'{{"{KINDS[kind]}": {text}, "other": {other}}}' for (kind, text), other in zip(cases, more, strict=False)
     ]
-    events = plan(messages(*bodies), table(schema=SCHEMA, mismatch="rescue"))
-    found = rows(events.frame)
+    alone = [f'{{"{KINDS[kind]}": {text}}}' for kind, text in lone]
+    neighbours = [(lone + lone)[index + 1 : index + 2 + index % 3] for index in range(len(lone))]
+    beside = [
+        "{" + ", ".join(f'"{KINDS[each]}": {value}' for each, value in {**dict(others), kind: text}.items()) + "}"
+        for (kind, text), others in zip(lone, neighbours, strict=True)
+    ]
+    events = plan(messages(*bodies, *alone, *beside), table(schema=SCHEMA, mismatch="rescue"))
+    return events, cases, rows(events.frame)
+
+
+@pytest.mark.hypothesis
+def test_each_type_takes_its_right_values_and_spark_and_python_agree_on_what_fits(parsed_values):
+    events, cases, found = parsed_values
+    found = found[: len(cases)]
 
     assert [(kind, text, row[KINDS[kind]]) for row, (kind, text, _) in zip(found, VALUES, strict=False)] == VALUES
-    wrong = found[len(VALUES) : len(given)]
+    wrong = found[len(VALUES) : len(GIVEN)]
     assert [each for row, each in zip(wrong, OTHERS, strict=True) if not row["_misfit"]] == []
     assert all(re.match(r"c\d+.* is not [A-Z a-z]", explain(row["_body"], Wrong.TYPE, events.shape)) for row in wrong)
     differences = []
@@ -257,6 +279,8 @@ def test_each_type_takes_its_right_values_and_spark_and_python_agree_on_what_fit
 def is_same(one, other, kind):
     if kind.startswith("MAP"):
         one, other = one and dict(one), other and dict(other)
+    if kind in ("FLOAT", "DOUBLE"):
+        return repr(one) == repr(other)  # with the sign of a zero
     if kind != "STRING" or None in (one, other):
         return one == other
     try:
@@ -266,22 +290,15 @@ def is_same(one, other, kind):
 
 
 @pytest.mark.hypothesis
-def test_whether_a_value_fits_and_what_it_becomes_does_not_depend_on_others(messages):
-    cases = drawn(fields, 400)
-    neighbours = drawn(st.lists(fields, min_size=1, max_size=3, unique_by=lambda each: each[0]), len(cases))
-    alone = [f'{{"{KINDS[kind]}": {text}}}' for kind, text in cases]
-    beside = [
-        "{" + ", ".join(f'"{KINDS[each]}": {value}' for each, value in {**dict(others), kind: text}.items()) + "}"
-        for (kind, text), others in zip(cases, neighbours, strict=True)
-    ]
-    found = rows(plan(messages(*alone, *beside), table(schema=SCHEMA, mismatch="rescue")).frame)
+def test_whether_a_value_fits_and_what_it_becomes_does_not_depend_on_others(parsed_values):
+    _, cases, found = parsed_values
+    cases, found = cases[len(GIVEN) :], found[len(cases) :]
 
-    names = [KINDS[kind] for kind, _ in cases]
-    pairs = zip(cases, names, found[: len(cases)], found[len(cases) :], beside, strict=True)
+    pairs = zip(cases, found[: len(cases)], found[len(cases) :], strict=True)
     assert [
-        (kind, text, one[name], other[name], body)
-        for (kind, text), name, one, other, body in pairs
-        if not is_same(one[name], other[name], kind)
+        (kind, text, one[KINDS[kind]], other[KINDS[kind]], other["_body"])
+        for (kind, text), one, other in pairs
+        if not is_same(one[KINDS[kind]], other[KINDS[kind]], kind)
     ] == []
 
 
@@ -439,34 +456,86 @@ def test_where_drops_events_and_select_makes_columns(messages):
     assert [(row["name"], row["_wrong"]) for row in rows(events.frame)] == [("A", None), (None, Wrong.MISSING)]
 
 
+NULLS = ["ts DIV 0", "array(ts)[7]", "CAST('x' AS INT) + ts", "map('a', ts)['b']"]
 RAISING = [
-    "timestamp_millis(ts)",
+    "timestamp_millis(ts * CAST(1e17 AS BIGINT))",
     "element_at(array(ts), 0)",
     "CAST(raise_error(string(ts)) AS INT)",
-    "ts DIV 0",
-    "array(ts)[7]",
-    "CAST('x' AS INT) + ts",
     "to_timestamp('x', 'bad pattern')",
+    "'a' RLIKE '(['",
 ]
 
 
-LARGE = '{"ts": 9223372036854775807}'
+def test_an_expression_that_has_no_value_without_ansi_is_null(run):
+    [row] = run('{"ts": 5}', parse=parsed("ts BIGINT"), select=[f"{sql} AS x{i}" for i, sql in enumerate(NULLS)])
+
+    assert [row[f"x{i}"] for i in range(len(NULLS))] == len(NULLS) * [None]
+    assert row["_wrong"] is None
 
 
-def test_an_expression_that_can_not_be_computed_is_null(run):
-    # Spark computes what two expressions share before both.
-    twice = [(f"{sql} AS x{i}", f"concat('', {sql}) AS y{i}") for i, sql in enumerate(RAISING)]
-    [row, _] = run(LARGE, "{}", parse=parsed("ts BIGINT"), select=("ts", *(sql for pair in twice for sql in pair)))
+def test_an_event_of_which_a_column_can_not_be_computed_is_a_dead_letter(run):
+    # Each raises for one event. Spark computes what two expressions share before both.
+    columns = [f"CASE WHEN ts = {100 + i} THEN {sql} END AS x{i}" for i, sql in enumerate(RAISING)]
+    shared = [column.replace("CASE", "array(CASE").replace(" AS x", ") AS y") for column in columns]
+    bodies = [f'{{"ts": {100 + i}}}' for i in range(len(RAISING) + 1)]
 
-    names = [f"{name}{i}" for i in range(len(RAISING)) for name in "xy"]
-    assert (row["ts"], row["_wrong"]) == (2**63 - 1, None)
-    assert {name: row[name] for name in names} == dict.fromkeys(names)
+    found = run(*bodies, parse=parsed("ts BIGINT"), select=("ts", *columns, *shared))
+
+    assert [row["reason"] for row in found] == [*(f"select can't be computed: {column}" for column in columns), None]
+    assert [row["ts"] for row in found] == [100 + i for i in range(len(bodies))]
 
 
-def test_a_condition_that_can_not_be_computed_drops_the_event(run):
-    # Of a column, and of constants alone, which Spark computes beforehand.
-    for expression in (RAISING[0], RAISING[-1]):
-        assert run(LARGE, parse=parsed("ts BIGINT"), where=f"concat('', {expression}) <> 'x'") == []
+def test_an_event_for_which_a_function_of_setup_raises_is_a_dead_letter(spark, run):
+    register = SetupSession(spark).udf.register
+    register("half", lambda number: 10 // number, "INT")
+    register("shout", udf(lambda text: {"text": text.upper()}, "text STRING"))
+    columns = ["half(ms) AS h", "shout(user).text AS u", "half(HALF(ms)) AS hh", "IF(ms > 0, half(ms), -1) AS taken"]
+    bodies = ['{"user": "a", "ms": 2}', '{"user": "a", "ms": 0}', '{"ms": 2}', '{"user": "a", "ms": 20}']
+    schema = parsed("user STRING, ms INT")
+
+    found = run(*bodies, parse=schema, select=columns)
+    kept = run(*bodies, parse=schema, where="half(ms) > 1")
+    [event, wrong] = run("5", "0", parse="named_struct('n', half(int(string(body))))")
+    [lone, ahead] = run(*bodies[1:3], parse=schema, time="timestamp_seconds(half(ms))")
+
+    assert [row["reason"] for row in found] == [None, *(f"select can't be computed: {each}" for each in columns[:3])]
+    assert [found[0][name] for name in ("h", "u", "hh", "taken")] == [5, "A", 2, 5]
+    assert [(row["ms"], row["reason"]) for row in kept] == [
+        (2, None),
+        (0, "where can't be computed: half(ms) > 1"),
+        (2, None),
+    ]
+    assert (event["n"], event["_wrong"], wrong["_wrong"]) == (2, None, Wrong.PARSE)
+    assert (lone["_wrong"], ahead["_wrong"]) == (Wrong.TIME, None)
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError, MemoryError, ssl.SSLCertVerificationError])
+def test_a_function_of_setup_that_fails_by_no_fault_of_the_event_fails_the_batch(spark, run, error):
+    def look_up(text):
+        if text == "a":
+            raise error("not now")
+
+    SetupSession(spark).udf.register("look_up", look_up)
+
+    with pytest.raises(PythonException, match="not now"):
+        run('{"user": "a"}', parse=parsed("user STRING"), select=("look_up(user) AS found",))
+
+
+def test_a_function_of_setup_that_can_not_decode_makes_a_dead_letter(spark, run):
+    SetupSession(spark).udf.register("unzipped", lambda text: bz2.decompress(b"?") if text == "a" else text)
+
+    [row] = run('{"user": "a"}', parse=parsed("user STRING"), select=("unzipped(user) AS found",))
+    assert row["reason"] == "select can't be computed: unzipped(user) AS found"
+
+
+@pytest.mark.parametrize("raising", [RAISING[0], RAISING[-1]], ids=["of a column", "of constants"])
+def test_an_event_of_which_the_condition_can_not_be_computed_is_a_dead_letter_unless_it_is_raw(run, raising):
+    where = f"CASE _attempts WHEN 1 THEN concat('', {raising.replace('ts', '_attempts')}) ELSE 'x' END <> 'x'"
+    found = run("{}", parse=parsed("ts BIGINT"), where=where)
+    [raw] = run("{}", format="raw", where=where)
+
+    assert [row["reason"] for row in found] == [f"where can't be computed: {where}"]
+    assert raw["_wrong"] is None
 
 
 def test_sql_may_parse_and_what_it_can_not_take_is_malformed(run):
@@ -474,7 +543,7 @@ def test_sql_may_parse_and_what_it_can_not_take_is_malformed(run):
     parse = f"IF(topic = 'clicks' AND body <> X'00', from_csv({text}, 'user STRING, ms INT'), NULL)"
     found = run("a,5", b"\x00", b"\x01", parse=parse, select=("user", "ms * 2 AS twice"))
 
-    no_event = (None, None, "parse gives null")
+    no_event = (None, None, "parse gives null, or can't be computed")
     assert [(row["user"], row["twice"], row["reason"]) for row in found] == [("a", 10, None), no_event, no_event]
 
 
@@ -498,8 +567,19 @@ REFUSALS = [
     ({"time": "ms"}, "time: gives INT, and a TIMESTAMP is due, such as timestamp_millis(ts)"),
     ({"where": "ms >"}, "where: [PARSE_SYNTAX_ERROR]"),
     ({"where": "max(ms) > 1"}, "where: aggregates rows"),
+    (
+        {"where": "page RLIKE '(['"},
+        "where: fails for each event that was tried: ",
+    ),
+    (
+        {"time": "to_timestamp(page, 'EEE yyyy')"},
+        "Fail to recognize 'EEE yyyy' pattern in the DateTimeFormatter",
+    ),
+    ({"select": ("element_at(array(ms), 0) AS x",)}, "The index 0 is invalid."),
     ({"where": "ms IN (SELECT 1)"}, "where: has a query within"),
-    ({"where": "rand() < 0.5"}, "gives something else when a batch runs again"),
+    ({"where": "EXISTS (SELECT 1)"}, "where: has a query within"),
+    ({"where": "rand() < 0.5"}, "gives something else when it is computed again"),
+    ({"select": ("now() AS at",)}, "gives something else when it is computed again"),
     ({"select": ("explode(array(ms)) AS x",)}, "select: makes several rows"),
     ({"select": ("row_number() OVER (ORDER BY ms) AS x",)}, "select: needs other rows"),
     ({"select": ("ms", "MS")}, "select: MS and ms differ only by case"),
@@ -522,6 +602,19 @@ def test_a_setting_that_can_not_be_used_is_told_in_one_line(empty, given, reason
     assert text.startswith("[tables.clicks] ")
     assert "\n" not in text
     assert reason in text
+
+
+def test_a_function_that_gets_times_which_python_does_not_have_is_refused(spark, empty):
+    # PySpark fails for 0001-01-01, in any time zone, and then so does each batch with such an event.
+    SetupSession(spark).udf.register("shown", str)
+    columns = parsed("at TIMESTAMP, d DATE, local TIMESTAMP_NTZ, n BIGINT, p STRUCT<TIMESTAMP: STRING>")
+    right = ("shown(d) AS d", "shown(local) AS l", "shown(unix_micros(at)) AS at", "shown(p) AS p")
+
+    plan(empty, table(parse=columns, select=right))
+    words = r"select: shown gets a TIMESTAMP, .* give it unix_micros\(\) of the time"
+    for given in ("at", "timestamp_millis(n)", "array(named_struct('a', at))"):
+        with pytest.raises(SettingError, match=words):
+            plan(empty, table(parse=columns, select=("n", f"shown({given}) AS y")))
 
 
 def test_a_stream_is_planned_and_checked(spark):

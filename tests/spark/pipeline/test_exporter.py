@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.exporter import FAMILIES, PipelineCollector, serving
-from gnsq.spark.pipeline.status import Counts, QueryStatus
+from gnsq.spark.pipeline.status import Counts, MetricStatus, QueryStatus
 from tests.kit import refused_port
 
 COUNTERS = [each.name.removeprefix("pipeline_") + "_total" for each in FAMILIES.values() if each.kind == "counter"]
@@ -17,7 +17,7 @@ RECORD = QueryStatus(
     name="clicks",
     is_running=True,
     restarts=2,
-    total=Counts(1000, 900, 8, 5, 6, 2),
+    total=Counts(1000, 900, 8, 5, 6),
     batches=2,
     seconds=2.0,
     rate=250.0,
@@ -62,7 +62,6 @@ def test_record_is_shown():
         "malformed_total": 8.0,
         "rescued_total": 5.0,
         "duplicates_total": 6.0,
-        "late_total": 2.0,
         "restarts_total": 2.0,
         "running": 1.0,
         "rows_per_second": 250.0,
@@ -74,6 +73,18 @@ def test_record_is_shown():
         "state_bytes": 900.0,
         "last_progress_timestamp_seconds": 1010.0,
         "trouble": 0.0,
+    }
+
+
+def test_record_of_a_metric_is_shown():
+    record = MetricStatus(name="pages", version=3, counted_at=1000.0, seconds=0.5, failure="no space")
+    families = PipelineCollector(lambda: [record]).collect()
+
+    samples = {sample.name: sample.value for family in families for sample in family.samples}
+    assert samples == {
+        "gnsq_pipeline_counted_timestamp_seconds": 1000.0,
+        "gnsq_pipeline_count_seconds": 0.5,
+        "gnsq_pipeline_count_trouble": 1.0,
     }
 
 

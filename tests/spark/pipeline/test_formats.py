@@ -12,6 +12,7 @@ from pyspark.sql import types as T
 from gnsq.spark.pipeline import load_settings
 from gnsq.spark.pipeline.archive import archive_schema
 from gnsq.spark.pipeline.events import plan
+from gnsq.spark.pipeline.functions import SetupSession
 from gnsq.spark.pipeline.types import EventColumn, Shape, rescued
 from tests.docs.pages import example, table
 from tests.kit import run_program
@@ -45,7 +46,7 @@ def functions(spark):
     """Run formats.py of the page. In __main__, so that the workers need not import it."""
     names = {"__name__": "__main__"}
     exec(example("pipeline/formats.md", "Other formats: parse"), names)
-    names["setup"](spark)
+    names["setup"](SetupSession(spark))
 
 
 RAW = example("pipeline/formats.md", "Raw bodies", language="toml")

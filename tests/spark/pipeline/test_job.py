@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline import job as job_module
 from gnsq.spark.pipeline import query as query_module
-from gnsq.spark.pipeline.checkpoint import checkpoint_of
+from gnsq.spark.pipeline.checkpoint import delete_read
 from gnsq.spark.pipeline.checks import check_places, check_work, create_channels, survey
 from gnsq.spark.pipeline.job import Job, run
 from gnsq.spark.pipeline.status import read_status
@@ -22,7 +23,7 @@ from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.uris import join_uri
 from tests.spark.helpers import channel_stats, columns, publish, wait_for
-from tests.spark.pipeline.helpers import table_rows, valid_rows
+from tests.spark.pipeline.helpers import delta_table, table_rows
 from tests.spark.pipeline.jobs import SCHEMA, job, metric, parsed, table
 
 GOOD = [b'{"user": "u%d", "page": "/", "ms": %d}' % (number, number) for number in range(30)]
@@ -43,6 +44,19 @@ def settings_of(fakensqd, tmp_path):
         return job(tmp_path, *queries, **{**addresses, **changes})
 
     return make
+
+
+@pytest.mark.spark
+def test_a_job_with_functions_in_a_spark_of_another_time_zone_is_warned_of(spark, tmp_path, monkeypatch, caplog):
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Kathmandu")
+        time.tzset()
+        for sink in ("", "json:dumps"):
+            with pytest.raises(SettingError, match="required with once"):
+                run(spark, job(tmp_path, table(sink=sink), setup=sink), once=True)
+    time.tzset()
+
+    assert [record.args for record in caplog.records if "time zone" in record.message] == [("+0545",)]
 
 
 @pytest.fixture
@@ -89,12 +103,14 @@ def watched(spark):
 
 
 @pytest.mark.spark
-def test_job_reads_what_is_there_once_and_a_changed_metric_begins_an_epoch(
+def test_job_reads_and_counts_what_is_there_once_and_a_changed_metric_is_counted_anew(
     spark, run_once, fakensqd, settings_of, tmp_path
 ):
     publish(fakensqd, "clicks", GOOD + BAD)
+    # The function raises for 0 ms.
+    clicks = table(parse=parsed(COLUMNS), where="halved(ms) >= 0")
+    settings = settings_of(clicks, metric(), deduplicate=3600.0, setup="tests.spark.pipeline.jobs:setup")
     # As nsqd delivers again what a receiver had in its spool when it died before FIN. They are of 2023.
-    settings = settings_of(PARSED, metric(), deduplicate=3600.0)
     for query in settings.queries:
         spool = Spool(query.spool)
         spool.prepare()
@@ -105,31 +121,31 @@ def test_job_reads_what_is_there_once_and_a_changed_metric_begins_an_epoch(
     reports, summary = run_once(settings)
 
     archived = table_rows(tmp_path / "output" / "clicks")
-    assert len(archived) == len({(row["_nsqd"], row["_message_id"]) for row in archived}) == 35
-    clicks, pages = summary.queries["clicks"], summary.queries["pages"]
-    assert (clicks.total.rows, clicks.total.duplicates, clicks.total.malformed, clicks.total.entered) == (42, 5, 2, 35)
-    assert (pages.total.rows, pages.total.malformed, pages.total.late) == (42, 2, 0)
-    assert sum(row["count"] for row in valid_rows(tmp_path / "output" / "pages")) == 35
-    assert sorted(row["_body"] for row in table_rows(tmp_path / "output" / "clicks_dead")) == sorted(BAD)
-    assert all(record.backlog is not None for record in reports) or not HAS_READ_LIMITS
+    assert len(archived) == len({(row["_nsqd"], row["_message_id"]) for row in archived}) == 33
+    events, pages = summary.queries["clicks"], summary.metrics["pages"]
+    assert (events.total.rows, events.total.duplicates, events.total.malformed, events.total.entered) == (42, 5, 4, 33)
+    assert (pages.version, pages.failure) == (delta_table(tmp_path / "output" / "clicks").version(), "")
+    assert sum(row["count"] for row in table_rows(tmp_path / "output" / "pages")) == 33
+    dead = sorted((row["_body"], row["_reason"]) for row in table_rows(tmp_path / "output" / "clicks_dead"))
+    no_event, raised = "parse gives null, or can't be computed", "where can't be computed: halved(ms) >= 0"
+    assert dead == sorted([*((body, no_event) for body in BAD), *2 * [(GOOD[0], raised)]])
+    assert all("backlog " in line for line in reports[:-1]) or not HAS_READ_LIMITS
+    assert reports[-1].startswith("pages    count ")
     assert channel_stats(fakensqd, "clicks", "clicks")["depth"] == 0
     noted = read_status(settings.queries[0])
     assert noted.committed == noted.begun >= 0
-    assert summary.progress() == "clicks 42 of 42, pages 42 of 42"
+    assert summary.progress() == "clicks 42 of 42"
 
     publish(fakensqd, "clicks", GOOD[:10])
-    checkpoints = tmp_path / "work/pages/checkpoint"
-    changed = settings_of(PARSED, metric(keys=("page", "user")), deduplicate=3600.0)
-    run_once(changed)
+    changed = settings_of(PARSED, metric(keys=("page", "user")))
+    with pytest.raises(JobFailed, match=r"with --once until it says .* Then move away .* and --take-over"):
+        Job(spark, changed, print, once=True)
+    delete_read(settings.queries[0])  # as the end of a run with --once does
+    (tmp_path / "work/clicks/checkpoint").rename(tmp_path / "before")
+    run_once(changed, take_over=True)
 
     rows = table_rows(tmp_path / "output" / "pages")
-    assert [row["count"] for row in rows if row["_epoch"] == 2] == [1] * 10
-    # The next start finds that the table belongs to the new checkpoint.
-    assert {path.name for path in checkpoints.iterdir()} == {"1", "2"}
-    Job(spark, changed, print, once=True)
-    assert {path.name for path in checkpoints.iterdir()} == {"2"}
-    with pytest.raises(SettingError, match=r"^\[metrics.pages\] window 120 s: the metric has a table with window 60 s"):
-        Job(spark, settings_of(PARSED, metric(window=120)), print, once=True)
+    assert sum(row["count"] for row in rows if row["user"]) == 43
     with pytest.raises(SettingError, match=r"^\[tables.clicks\] columns do not fit: .* has column ms of type integer"):
         Job(spark, settings_of(table(parse=parsed(COLUMNS.replace("INT", "STRING")))), print, once=True)
 
@@ -177,7 +193,7 @@ def test_advice_about_a_damaged_checkpoint_loses_nothing_and_a_new_one_is_refuse
     # The job was killed after FIN: nsqd has these messages no more.
     drain_channel(settings.queries[0].read_options)
     assert channel_stats(fakensqd, "clicks", "clicks")["depth"] == 0
-    checkpoint = Path(checkpoint_of(settings.queries[0], 1))
+    checkpoint = Path(settings.queries[0].checkpoint)
     (checkpoint / "metadata").unlink()
     with pytest.raises(JobFailed, match="move this directory away, leave the spool as it is, and start with --take-"):
         run_once(settings)
@@ -340,7 +356,7 @@ def test_two_jobs_run_side_by_side_in_a_session_and_leave_it_as_it_was(fakensqd,
 
     assert counted.finished
     assert not any(Spool(query.spool).listing().segments for query in counting.queries)
-    assert {name: record.total.rows for name, record in counted.queries.items()} == {"clicks": 32, "pages": 32}
+    assert counted.queries["clicks"].total.rows == 32
     assert sorted(row["_body"] for row in table_rows(join_uri(output, "clicks"))) == sorted(GOOD)
     assert sum(row["count"] for row in table_rows(join_uri(output, "pages"))) == len(GOOD)
     assert not (tmp_path / "work").exists()

@@ -16,7 +16,7 @@ from gnsq.spark.pipeline.maintenance import maintain_table
 from gnsq.spark.pipeline.replay import rebuild, replay_dead
 from gnsq.spark.pipeline.tables import SettingError
 from tests.spark.helpers import publish
-from tests.spark.pipeline.helpers import MESSAGES, delta_table, valid_rows
+from tests.spark.pipeline.helpers import MESSAGES, delta_table, table_rows
 from tests.spark.pipeline.jobs import job, metric, table
 from tests.spark.pipeline.test_readers import READERS
 
@@ -58,7 +58,7 @@ def test_a_job_takes_columns_of_any_names_and_all_readers_have_them(spark, faken
         found = reader(location)
         assert [{name: each[name] for name in row} for each in found] == [row] * 3, reader.__name__
         assert sorted(str(each[SIZE]).rstrip(".0") for each in found) in (["5", "5", "None"], ["5", "5", "nan"])
-    found = valid_rows(changed.queries[1].location, [LEVEL, SIZE])
+    found = table_rows(changed.location_of("counts"))
     assert [
         [each[name] for name in (LEVEL, SIZE, "count", f"max_{SIZE}", "least.w")]
         for each in sorted(found, key=lambda each: each["count"])

@@ -18,6 +18,8 @@ from gnsq.spark.pipeline.parquet import write
 from gnsq.spark.pipeline.tables import SettingError
 from tests.spark.pipeline.helpers import delta_table
 
+pytestmark = pytest.mark.slow
+
 TIME = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema([("event_time", TIME), ("key", pa.string()), ("n", pa.int64())])
 NOON = dt.datetime(2026, 11, 20, 12, tzinfo=dt.UTC)

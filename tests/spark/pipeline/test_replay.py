@@ -9,11 +9,10 @@ import pytest
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.archive import DEAD_SCHEMA, ArchiveBatches, archive_schema
-from gnsq.spark.pipeline.checkpoint import settle_epoch
 from gnsq.spark.pipeline.delta import BatchIdentity, Table
 from gnsq.spark.pipeline.events import plan
 from gnsq.spark.pipeline.maintenance import maintain_table
-from gnsq.spark.pipeline.metrics import MetricBatches, aggregated
+from gnsq.spark.pipeline.metrics import Metric
 from gnsq.spark.pipeline.replay import rebuild, replay_dead
 from gnsq.spark.pipeline.tables import SettingError
 from tests.spark.pipeline.helpers import (
@@ -24,9 +23,8 @@ from tests.spark.pipeline.helpers import (
     event,
     message,
     table_rows,
-    valid_rows,
 )
-from tests.spark.pipeline.jobs import job, metric, table
+from tests.spark.pipeline.jobs import job, metric, parsed, table
 
 pytestmark = pytest.mark.spark
 
@@ -79,12 +77,11 @@ class Site:
         self.batches = 0
         self.give()
 
-    def give(self, *, keys=("page",), aggregates=("count(*)",), deduplicate=0.0, **settings):
+    def give(self, **settings):
         """Give other settings."""
         events = table(**{"schema": SCHEMA, "time": "time", **settings})
-        counted = metric(keys=keys, aggregates=aggregates, window=60.0, keep_windows=3600.0)
-        self.settings = job(self.path, events, counted, deduplicate=deduplicate, output=self.output)
-        self.clicks, self.pages = self.settings.queries
+        self.settings = job(self.path, events, metric(), output=self.output)
+        [self.clicks] = self.settings.queries
         self.planned = None
 
     def frame(self, bodies):
@@ -118,25 +115,22 @@ class Site:
         events, found = PARSED[key]
         self._run(ArchiveBatches(self.clicks, events), Rows(self.spark, found))
 
-    def put(self, *events, again=0):
-        """A batch of the table's query, all of events; the first have the ids of so many before."""
-        self.ids -= again
+    def put(self, *events):
+        """A batch of the table's query, all of events."""
         rows = Rows(self.spark, self.events_of(events))
         self._run(ArchiveBatches(self.clicks, self.planned), rows)
-
-    def count(self, *events):
-        """A batch of the metric's query, all of events. It has no state of batches before."""
-        rows = self.spark.createDataFrame(self.events_of(events).drop_columns("_wrong"))
-        counts = aggregated(rows, self.pages.metric, is_stream=False)
-        self._run(MetricBatches(self.pages, counts), counts)
 
     def _run(self, batches, rows):
         self.batches += 1
         batches(rows, BatchIdentity(JOB, self.batches, 1, 1))
 
-    def rebuild(self, lines=None, **options):
-        lines = Lines() if lines is None else lines
-        rebuild(self.settings, "pages", lambda: contextlib.nullcontext(self.spark), report=lines, **options)
+    def metric(self):
+        """The metric, as the job has it after a start."""
+        return Metric(self.spark, self.settings, "pages")
+
+    def rebuild(self):
+        lines = Lines()
+        rebuild(self.settings, "pages", lambda: contextlib.nullcontext(self.spark), report=lines)
         return lines
 
     def replay(self, lines=None):
@@ -146,12 +140,9 @@ class Site:
 
     @property
     def counts(self):
-        """(minutes after START, page, count, epoch) of the metric's valid rows."""
-        rows = valid_rows(self.pages.location, self.pages.metric.keys)
-        found = [
-            ((row["_window_start"] - START) // MINUTE, row.get("page"), row["count"], row["_epoch"]) for row in rows
-        ]
-        return sorted(found, key=str)
+        """(minutes after START, page, count) of the metric's rows."""
+        rows = table_rows(self.settings.location_of("pages"))
+        return sorted((((row["_window_start"] - START) // MINUTE, row["page"], row["count"]) for row in rows), key=str)
 
     @property
     def events(self):
@@ -169,120 +160,49 @@ def site(spark, tmp_path):
     return Site(spark, tmp_path)
 
 
-def at(minute, page="/", user="u", second=0):
-    return event(START + minute * MINUTE + dt.timedelta(seconds=second), page, user)
+def at(minute, page="/"):
+    return event(START + minute * MINUTE, page)
 
 
 # --- rebuild
 
 
-def test_a_rebuild_counts_all_events_of_the_table_and_keeps_other_windows(site):
-    site.put(at(0), at(0, "/cart"), at(1), at(2), at(2))
-    # Delivered again.
-    site.put(at(2), again=1)
-    # The event of minute 1 was late.
-    site.count(at(0), at(0, "/cart"), at(2), at(2), at(9))
-
-    site.rebuild()
-
-    assert site.counts == [(0, "/", 1, 2), (0, "/cart", 1, 2), (1, "/", 1, 2), (2, "/", 3, 2), (9, "/", 1, 1)]
-
-
-def test_other_keys_and_aggregates_are_counted_from_the_begin_also_of_a_metric_that_never_ran(site):
-    site.put(at(0, user="a"), at(0, user="b"), at(1, user="b"))
-    site.rebuild()
-    assert site.counts == [(0, "/", 2, 2), (1, "/", 1, 2)]
-    # The job begins an epoch of its own.
-    site.count(at(1), at(1))
-    assert site.counts == [(0, "/", 2, 2), (1, "/", 2, 3)]
-    pages = site.pages
-    site.give(keys=("user",), aggregates=("count(*)", "approx_count_distinct(page) AS pages"))
-
-    settle_epoch(pages)
-    lines = site.rebuild()
-
-    assert lines[0].startswith("aggregates, keys changed since the job's last start")
-    rows = valid_rows(site.pages.location, ["user"])
-    found = sorted((row["_window_start"], row["user"], row["count"], row["pages"]) for row in rows)
-    assert found == [(START, "a", 1, 1), (START, "b", 1, 1), (START + MINUTE, "b", 1, 1)]
-
-
-def test_the_job_goes_on_after_a_rebuild_of_which_it_knows_nothing_and_with_windows_after_the_cut(site):
-    site.put(at(0), at(1), at(2), at(2, second=59))
-    site.count(at(0), at(2))
-    during = Lines(then={"has epoch": lambda: site.count(at(5))})
-    site.rebuild(during, until=START + 2 * MINUTE + dt.timedelta(seconds=30))
-    # A late event is in the rows of the job's epoch, which are not valid here any more.
-    site.count(at(1), at(6))
-
-    assert site.counts == [(0, "/", 1, 2), (1, "/", 1, 2), (2, "/", 1, 1), (5, "/", 1, 1), (6, "/", 1, 1)]
-
-
-def test_a_window_that_has_not_ended_is_counted_until_the_job_counts_it(site):
-    site.give(time="")
-    site.put(at(0), at(0))
-
-    site.rebuild()
-    [(_, _, count, epoch)] = site.counts
-    assert (count, epoch) == (2, 0)
-
-    site.put(at(0))
-    site.rebuild()
-    [(_, _, count, epoch)] = site.counts
-    assert (count, epoch) == (3, 0)
-
-    site.count(at(0))
-    [(_, _, count, epoch)] = site.counts
-    assert (count, epoch) == (1, 4)
-
-
-def test_a_rebuild_that_is_killed_leaves_the_counts_as_they_were_or_has_them_all(site, disk):
-    site.put(at(0), at(0, "/cart"))
-    site.count(at(0))
-    # This entry has the epoch, the next one the rows.
-    disk.fail("_delta_log/00000000000000000002", OSError("killed"))
-    with pytest.raises(JobFailed, match="killed"):
+def test_a_rebuild_counts_all_windows_of_the_table_anew_and_the_job_goes_on(site):
+    with pytest.raises(JobFailed, match=r"clicks has no events that metric pages could count"):
         site.rebuild()
-    disk.repair()
-    assert site.counts == [(0, "/", 1, 1)]
+    site.put(at(0), at(0, "/cart"), at(2))
+    site.metric().count()
 
-    with pytest.raises(Killed):
-        site.rebuild(Lines(killed_after="has epoch"))
+    lines = site.rebuild()
+    assert site.counts == [(0, "/", 1), (0, "/cart", 1), (2, "/", 1)]
+    assert lines == ["metric pages has 3 rows, of version 1 of its table"]
 
-    assert [row[:3] for row in site.counts] == [(0, "/", 1), (0, "/cart", 1)]
-    assert {row[3] > 1 for row in site.counts} == {True}
-
-
-def test_columns_of_partitions_are_counted_and_with_deduplicate_an_event_that_came_again_once(site):
-    site.give(partition_by=("page", "_hour"), deduplicate=60.0)
-    site.put(at(0, "/a b"), at(0, "/a b"), at(0, "/ü%"))
-    site.put(at(0, "/ü%"), again=1)
-
-    site.rebuild()
-
-    assert [row[1:3] for row in site.counts] == [("/a b", 2), ("/ü%", 1)]
+    site.put(at(2))
+    assert site.metric().count().rows == 1
+    assert site.counts == [(0, "/", 1), (0, "/cart", 1), (2, "/", 2)]
 
 
 def test_tables_on_an_object_store_are_replayed_and_letters_that_stay_have_the_new_reason(spark, s3, tmp_path):
     site = Site(spark, tmp_path, s3.location("bucket/replay", "KEY:SECRET@"))
     site.archive(at(0), event(START, page=None), event(START, page=None, user=None))
     assert [reason for _, reason in site.dead] == ["page is missing or null"] * 2
+    site.metric().count()
     site.give(
         schema=SCHEMA.replace("page STRING NOT NULL", "page STRING").replace("user STRING", "user STRING NOT NULL")
     )
 
     site.replay()
-    site.rebuild()
+    site.metric().count()
 
-    assert site.counts == [(0, "/", 1, 2), (0, None, 1, 2)]
+    assert site.counts == [(0, "/", 1), (0, None, 1)]
     assert [reason for _, reason in site.dead] == ["user is missing or null"]
 
 
 # --- replay-dead
 
 
-OLD = "user STRING, page STRING NOT NULL, ms INT, time TIMESTAMP NOT NULL"
-NEW = OLD.replace("ms INT", "ms STRING")
+OLD = parsed("user STRING, page STRING, ms INT, time TIMESTAMP")
+NEW = OLD.replace("ms INT", "span STRING").replace("CAST(body AS STRING)", "replace(string(body), 'ms', 'span')")
 
 
 def timed(user, ms, page="/"):
@@ -295,15 +215,11 @@ BODIES = [timed("a", 1), timed("b", "2 s"), timed("c", "3 s"), b"not json", time
 @pytest.fixture
 def letters(site):
     """A job with dead letters of which some are events by other settings, which are given."""
-    site.give(schema=OLD, where="page <> '/health'")
+    site.give(schema="", parse=OLD, where="page <> '/health'")
     site.archive(*BODIES[:3])
     site.archive(*BODIES[3:])
     assert [body for body, _ in site.dead] == sorted([BODIES[1], BODIES[2], BODIES[3], BODIES[4]])
-    site.give(
-        schema=OLD.replace("ms INT", "ms INT, span STRING"),
-        columns={"span": "$.ms", "ms": "$.none"},
-        where="page <> '/health'",
-    )
+    site.give(schema="", parse=NEW, where="page <> '/health'")
     return site
 
 
@@ -316,7 +232,6 @@ def test_dead_letters_that_are_events_now_go_to_their_table(letters):
     assert [body for body, _ in letters.dead] == [b"not json"]
     assert "2 dead letters of 4 are events now" in lines.text
     assert "0 were events of the table before, 1 are left out by where; 1 are still malformed" in lines.text
-    assert "gnsq-pipeline rebuild pages" in lines.text
     status = Table("clicks_dead", letters.clicks.dead_location, DEAD_SCHEMA, ("_day",)).status()
     assert (status.rows, status.maintained_at) == (1, None)
 

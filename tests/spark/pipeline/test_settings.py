@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnsq.spark.pipeline.settings import _OWN_OPTIONS, JobSettings, load_settings
+from gnsq.spark.pipeline.settings import _OWN_OPTIONS, SESSION, JobSettings, load_settings
 from gnsq.spark.pipeline.tables import MetricSettings, SettingError, TableSettings, named_expression, options_of
 from tests.spark.pipeline.jobs import job, metric, table
 from tests.strategies import json_values, texts, toml
@@ -154,20 +154,14 @@ def test_expression_names_its_column():
     ("settings", "words"),
     [
         pytest.param({"table": ""}, "table is missing", id="table"),
-        pytest.param({"window": "1 hour", "slide": "25 min"}, "slide must be a number of seconds", id="unit"),
-        pytest.param(
-            {"window": 60, "slide": 25}, "window 1 minute must be a whole multiple of slide 25 s", id="multiple"
-        ),
-        pytest.param({"window": 3600, "slide": 10}, "at most 100 of it", id="many"),
+        pytest.param({"window": "25 min"}, "window must be a number of seconds", id="unit"),
         pytest.param(
             {"window": 0.5}, "window 0.5 s must be a whole number of seconds, and at most 31 days", id="short"
         ),
-        pytest.param({"window": 60, "slide": 90}, "slide 90 s must be .* at most 1 minute", id="slide"),
         pytest.param({"aggregates": ()}, "aggregates is empty", id="none"),
         pytest.param({"aggregates": "sum(a + b)"}, r"'sum\(a \+ b\)' needs a name for its column: write", id="name"),
         pytest.param({"keys": ("a", "upper(b) AS A")}, r"column A is there twice: write upper\(b\) AS", id="twice"),
-        pytest.param({"keys": "_epoch"}, "keys: column _epoch is the job's own", id="own"),
-        pytest.param({"keep_windows": "400 days"}, "keep_windows 400 days must be within 0 s to 365 days$", id="kept"),
+        pytest.param({"keys": "_day"}, "keys: column _day is the job's own", id="own"),
     ],
 )
 def test_bad_setting_of_a_metric_is_named(settings, words):
@@ -179,16 +173,16 @@ def test_bad_setting_of_a_metric_is_named(settings, words):
 
 
 def test_each_query_has_a_channel_and_places_of_its_own(tmp_path):
-    clicks, pages = job(tmp_path, table(topics=("a", "b")), metric(), channel_prefix="p-").queries
+    settings = job(tmp_path, table(topics=("a", "b")), metric(), channel_prefix="p-")
+    [clicks] = settings.queries
 
     assert (clicks.name, clicks.channel, clicks.source["channel"]) == ("clicks", "p-clicks", "p-clicks")
-    assert (pages.name, pages.channel) == ("pages", "p-pages")
-    assert clicks.source["topic"] == pages.source["topic"] == "a,b"
+    assert clicks.source["topic"] == "a,b"
     assert clicks.notes == f"{tmp_path}/work/clicks"
     assert clicks.spool == clicks.source["spool"] == f"{tmp_path}/work/clicks/spool"
     assert clicks.checkpoint == clicks.source["spoolOwner"] == f"{tmp_path}/work/clicks/checkpoint"
     assert (clicks.location, clicks.dead_location) == (f"{tmp_path}/output/clicks", f"{tmp_path}/output/clicks_dead")
-    assert (pages.location, pages.dead_location) == (f"{tmp_path}/output/pages", "")
+    assert settings.locations == [f"{tmp_path}/output/{name}" for name in ("clicks", "clicks_dead", "pages")]
 
 
 def test_spool_and_checkpoint_may_be_elsewhere_and_a_sink_needs_no_output(tmp_path):
@@ -202,10 +196,9 @@ def test_spool_and_checkpoint_may_be_elsewhere_and_a_sink_needs_no_output(tmp_pa
 
 
 def test_queries_of_patterns_know_the_channels_that_a_new_topic_needs(tmp_path):
-    web, app, views, pages = job(
+    web, app, views = job(
         tmp_path,
         *(table("web", topic_pattern="web-.*"), table("app", topic_pattern=".*-1"), table("views", topics=("web-2",))),
-        metric(table="web"),
         lookupd_http_addresses=("l:4161",),
         channel_prefix="x-",
     ).queries
@@ -213,11 +206,10 @@ def test_queries_of_patterns_know_the_channels_that_a_new_topic_needs(tmp_path):
     def others(query, topic):
         return sorted(query.read_options.others_of(topic))
 
-    assert others(web, "web-1") == ["x-app", "x-pages"]
-    assert others(app, "web-1") == ["x-pages", "x-web"]
+    assert others(web, "web-1") == ["x-app"]
+    assert others(app, "web-1") == ["x-web"]
     assert others(app, "app-1") == []
-    assert others(views, "web-2") == ["x-pages", "x-web"]
-    assert others(pages, "web-2") == ["x-views", "x-web"]
+    assert others(views, "web-2") == ["x-web"]
 
 
 def test_options_reach_the_source(tmp_path):
@@ -237,9 +229,9 @@ def test_options_reach_the_source(tmp_path):
 
 def test_batch_waits_until_it_is_full_or_for_trigger_interval(tmp_path):
     for settings, least, delay in (
-        ({}, 200_000, 2.5),
+        ({}, 200_000, 10),
         ({"max_rows_per_batch": 9, "trigger_interval": "1 minute"}, 9, 60),
-        ({"nsq": {"min_rows_per_batch": "7"}}, 7, 2.5),
+        ({"nsq": {"min_rows_per_batch": "7"}}, 7, 10),
     ):
         options = job(tmp_path, table(), **settings).queries[0].read_options
         assert (options.min_rows_per_batch, options.max_trigger_delay) == (least, delay)
@@ -275,14 +267,10 @@ PAGES = metric()
         pytest.param((PAGES,), {}, "setting tables is required", id="no table"),
         pytest.param((table("a"), PAGES), {}, r"\[metrics.pages\] table 'clicks' is unknown; .*known are a", id="name"),
         pytest.param(
-            (table(), metric(keep_windows=60)),
+            (table(sink="m:f"), PAGES),
             {},
-            r"\[metrics.pages\] keep_windows 1 minute is less than max_ahead 10 minutes of \[tables.clicks\]: an event "
-            "that is ahead would close windows of events that are on time",
-            id="ahead",
-        ),
-        pytest.param(
-            (table(), metric(keep_windows=900)), {"deduplicate": "1 hour"}, "is less than deduplicate 1 hour", id="ids"
+            r"\[metrics.pages\] table 'clicks' has a sink, so .*: count in the",
+            id="sink",
         ),
         pytest.param(
             (table(topic_pattern="a.*"),),
@@ -310,15 +298,25 @@ PAGES = metric()
             (), {"nsq": {"max_in_flight": "many"}}, "nsq: option maxInFlight must be a whole number", id="value"
         ),
         pytest.param((), {"nsq": {"tlsCa": "/x"}}, "nothing is encrypted", id="TLS that is not used"),
-        pytest.param(
-            (), {"spark": {"spark.sql.session.timeZone": "Asia/Tokyo"}}, "days, hours and windows are UTC's", id="zone"
-        ),
-        pytest.param((), {"spark": {"spark.sql.ansi.enabled": "true"}}, "is null, and stops no query", id="ANSI"),
     ],
 )
 def test_bad_setting_of_a_job_is_named(tmp_path, queries, settings, words):
     with pytest.raises(SettingError, match=words):
         job(tmp_path, *queries, **settings)
+
+
+@pytest.mark.parametrize("name", SESSION)
+def test_setting_of_spark_on_which_events_rest_is_refused_with_another_value(tmp_path, name):
+    job(tmp_path, spark={name: SESSION[name].upper()})
+    with pytest.raises(
+        SettingError, match=rf"^setting spark: {name} 'x': .* rests on {SESSION[name]},.*: leave it out$"
+    ):
+        job(tmp_path, spark={name: "x"})
+
+
+def test_setting_of_spark_that_brings_back_an_earlier_release_is_refused(tmp_path):
+    with pytest.raises(SettingError, match=r"^setting spark: spark.sql.legacy.x 'true': .* rests on Spark's default, "):
+        job(tmp_path, spark={"spark.sql.legacy.x": "true"})
 
 
 def test_job_for_python_takes_the_values_of_the_file(tmp_path):

@@ -1,5 +1,6 @@
 """Spark's settings: those of a single machine, the store of state, and those with which Spark does not start."""
 
+import datetime
 import os
 import shlex
 import sys
@@ -12,8 +13,10 @@ from py4j.protocol import Py4JError
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.java import find_java
 from gnsq.spark.pipeline import spark_session
-from gnsq.spark.pipeline.spark_session import open_session, session_settings
+from gnsq.spark.pipeline.settings import SESSION
+from gnsq.spark.pipeline.spark_session import borrow_session, open_session, session_settings
 from tests.kit import run
+from tests.spark.helpers import LEGACY_SETTINGS, OTHER_SETTINGS
 
 PROGRAM = """
 import sys
@@ -41,6 +44,33 @@ def test_local_master_has_the_settings_of_a_single_machine_and_a_cluster_keeps_i
         settings = session_settings(master)
         assert not {UI, ADAPTIVE, PARTITIONS, "spark.ui.showConsoleProgress"} & set(settings)
         assert settings["spark.sql.session.timeZone"] == "UTC"
+
+
+@pytest.mark.spark
+def test_session_of_a_job_has_the_settings_on_which_events_rest_whatever_the_defaults_are(spark):
+    assert {*OTHER_SETTINGS} > {*SESSION}
+    assert {name: value for name, value in SESSION.items() if value == OTHER_SETTINGS[name]} == {}
+    with borrow_session(spark, {}) as borrowed:
+        for session in (spark, borrowed):
+            assert {name: session.conf.get(name) for name in SESSION} == SESSION
+            assert [name for name, value in LEGACY_SETTINGS.items() if session.conf.get(name) == value] == []
+            # The file with the defaults was read.
+            assert session.conf.get("spark.sql.repl.eagerEval.maxNumRows") == "7"
+
+
+@pytest.mark.spark
+def test_functions_and_sinks_get_times_in_utc_wherever_the_machine_is(spark):
+    # It is in Kathmandu, as the fixture says.
+    spark.udf.register("shown", lambda time: f"{time} {datetime.datetime.fromtimestamp(0)}")
+    texts = ["0001-01-02 00:00:00", "2026-07-01 12:30:00", "9999-12-31 23:59:59"]
+    rows = spark.createDataFrame([(text,) for text in texts], "text STRING")
+    rows = rows.selectExpr("CAST(text AS TIMESTAMP) AS time")
+
+    in_tasks = [row[0] for row in rows.selectExpr("shown(time)").collect()]
+
+    assert in_tasks == [f"{text} 1970-01-01 00:00:00" for text in texts]
+    assert [str(row.time) for row in rows.collect()] == texts
+    assert [row["time"].year for row in rows.toArrow().to_pylist()] == [1, 2026, 9999]
 
 
 class Query:

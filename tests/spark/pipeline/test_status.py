@@ -8,13 +8,17 @@ import pytest
 from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.delta import Table
 from gnsq.spark.pipeline.lock import locked
+from gnsq.spark.pipeline.metrics import Count
 from gnsq.spark.pipeline.parquet import DataFile
 from gnsq.spark.pipeline.status import (
     Counts,
+    CountStatus,
+    MetricStatus,
     QueryStatus,
     Status,
     Summary,
     batch_line,
+    count_line,
     read_status,
     status_lines,
     summary_lines,
@@ -188,7 +192,18 @@ def test_query_goes_on_if_its_record_can_not_be_written(status, query, caplog):
     status.begin(3)
 
     assert status.record.begun == 3
-    assert "status of query clicks not written" in caplog.text
+    assert "status of clicks not written" in caplog.text
+
+
+def test_record_of_a_metric_has_its_last_count_with_events(tmp_path):
+    status = CountStatus("pages", str(tmp_path))
+    status.counted(Count(12, rows=50), NOW)
+    seconds = status.record.seconds
+    status.failed("no space left")
+    assert status.record.has_trouble
+    status.counted(None, NOW + 60)
+
+    assert status.record == MetricStatus(name="pages", version=12, counted_at=NOW + 60, rows=50, seconds=seconds)
 
 
 # --- trouble
@@ -236,9 +251,8 @@ def test_idle_query_is_no_trouble(tmp_path, addresses, source):
     assert status.record.trouble == ""
 
 
-def test_rows_of_a_table_that_spark_has_dropped_are_an_error(tmp_path, caplog):
-    for query in job(tmp_path, table(), metric()).queries:
-        Status(query).finish(progress(stateOperators=[{**OPERATOR, "numRowsDroppedByWatermark": 2}]))
+def test_rows_of_a_table_that_spark_has_dropped_are_an_error(status, caplog):
+    status.finish(progress(stateOperators=[{**OPERATOR, "numRowsDroppedByWatermark": 2}]))
 
     [record] = caplog.records
     assert record.levelno == logging.ERROR
@@ -282,37 +296,36 @@ def fill(query):
     return spool
 
 
-def test_summary_has_a_block_for_each_query(tmp_path):
+def test_summary_has_a_block_for_each_query_and_each_metric(tmp_path):
     settings = job(tmp_path, table(), metric())
-    clicks, pages = settings.queries
+    [clicks] = settings.queries
     spool = fill(clicks)
     segment = next(each for each in spool.listing().segments if each.receiver == "second")
     with open(f"{clicks.spool}/{segment.path}", "r+b") as file:
         file.truncate(100)
     assert spool.read(segment) == []
-    statuses = [Status(query, now=now) for query in (clicks, pages)]
-    for status in statuses:
-        status.running()
-        told = progress(stateOperators=[{**OPERATOR, "numRowsDroppedByWatermark": 3}])
-        told["sources"][0]["endOffset"] = None
-        status.finish(told)
-        status.stopped()
-    queries = {status.record.name: status.record for status in statuses}
-    summary = Summary(queries=queries, due={"clicks": 1000}, merged=40, seconds=61.4)
+    status = Status(clicks, now=now)
+    status.running()
+    told = progress(stateOperators=[OPERATOR])
+    told["sources"][0]["endOffset"] = None
+    status.finish(told)
+    status.stopped()
+    pages = MetricStatus(name="pages", version=7, counted_at=NOW - 60, rows=50, seconds=0.84, failure="full")
+    summary = Summary(
+        queries={"clicks": status.record}, metrics={"pages": pages}, due={"clicks": 1000}, merged=40, seconds=61.4
+    )
 
     lines = list(summary_lines(summary, settings, NOW))
 
-    numbers = (
-        "10 rows in 1 batch, 8 entered, 1 malformed, 2 with rescued values, 1 duplicate left out, "
-        "3 left out as too late"
-    )
+    numbers = "10 rows in 1 batch, 8 entered, 1 malformed, 2 with rescued values, 1 duplicate left out"
     assert lines[:3] == [
         "clicks   batch 3 committed 2026-01-01 00:00:01 UTC (0:59:58 ago), lag 11.5 s",
         f"         {numbers}, since 2026-01-01 01:00:00 UTC (0:00:00 ago)",
         "         state 1,200 rows, 3.0 MiB",
     ]
     assert ", 1 segment with 2 rows set aside as unreadable" in lines[3]
-    assert lines[4].startswith("pages    batch 3 committed")
+    assert lines[4:6] == ["pages    not counted yet", "         full"]
+    assert count_line(pages) == "pages    count      7:        50 rows in    0.8 s"
     assert lines[-1] == "job      40 files merged, 61 s"
     assert summary.progress() == "clicks 10 of 1,000"
 
@@ -337,6 +350,8 @@ def test_where_a_query_stands(fakensqd, tmp_path):
     status.begin(5)
     status.failed("no space left", 5.0)
     status.running()
+    pages = CountStatus("pages", settings.notes_of("pages"))
+    pages.failed("no such column")
 
     with locked(settings.work, lambda seconds: True):
         lines = list(status_lines(settings, NOW))
@@ -354,10 +369,11 @@ def test_where_a_query_stands(fakensqd, tmp_path):
     assert lines[5].endswith(" bytes waiting, the oldest for 0:02:00")
     assert lines[6:] == [
         "         nsqd 3 messages waiting or in flight",
-        "pages    no batch yet",
-        "         spool 0 rows, 0 bytes waiting",
-        "         nsqd 3 messages waiting or in flight",
+        "pages    not counted yet",
+        "         no such column",
     ]
+    pages.counted(None, NOW)
+    assert [*status_lines(settings, NOW)][-1] == "pages    not counted yet"
 
 
 def test_query_of_a_job_that_was_killed_does_not_run(settings, query, status, tmp_path):

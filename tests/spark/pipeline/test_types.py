@@ -28,6 +28,8 @@ SHAPE = Shape(
     ),
     time="timestamp_millis(ts)",
     max_ahead=600,
+    where="ms > 1",
+    select=("*", "ms + 1 AS next"),
 )
 
 BODIES = [
@@ -66,7 +68,9 @@ FIELDS = [
     ),
     pytest.param("{}", Wrong.TIME, "timestamp_millis(ts) gives no time of the years 1 to 9999", id="time"),
     pytest.param("{}", Wrong.AHEAD, "timestamp_millis(ts) is more than 600 s after the publishing", id="ahead"),
-    pytest.param("x", Wrong.PARSE, "parse gives null", id="parse"),
+    pytest.param("x", Wrong.PARSE, "parse gives null, or can't be computed", id="parse"),
+    pytest.param("{}", Wrong.WHERE, "where can't be computed: ms > 1", id="where"),
+    pytest.param("{}", Wrong.SELECT + 1, "select can't be computed: ms + 1 AS next", id="select"),
 ]
 
 

@@ -1,7 +1,6 @@
 import gc
 import logging
 import threading
-import time
 
 import gevent
 import pytest
@@ -9,7 +8,10 @@ import pytest
 from gnsq import NsqdHTTPClient
 from gnsq.spark.offsets import Segment
 from gnsq.spark.receiver.receiver import GC_THRESHOLD, SpoolSizeEstimator, tune_gc
+from tests.kit import LIMIT
 from tests.spark.helpers import FakeMessage, bodies_of, channel_stats, columns, is_empty, numbered, publish, wait_for
+
+pytestmark = pytest.mark.slow
 
 
 def test_messages_are_in_the_spool_and_finished(fakensqd, spool, receive):
@@ -85,7 +87,7 @@ def test_nothing_is_made_after_the_close_during_a_start(fakensqd, spool, hub, di
 
 
 def test_close_writes_and_finishes_buffered_messages(fakensqd, spool, hub, receive):
-    receiver = receive(segment_time=30)
+    receiver = receive(segment_time=2 * LIMIT)
     publish(fakensqd, "clicks", numbered(20))
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive"))
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 20)
@@ -100,7 +102,7 @@ def test_close_writes_and_finishes_buffered_messages(fakensqd, spool, hub, recei
 
 def test_close_during_a_stream_requeues_no_message(fakensqd, spool, hub, receive):
     publish(fakensqd, "clicks", numbered(20_000))
-    receiver = receive(limits={"segment_rows": 100}, segment_time=30)
+    receiver = receive(limits={"segment_rows": 100}, segment_time=2 * LIMIT)
     wait_for(lambda: receiver.rows)
 
     hub.call(receiver.close)
@@ -142,7 +144,7 @@ def test_close_with_a_failing_disk_requeues_all_messages(fakensqd, hub, receive,
 
 def test_close_waits_for_a_slow_write_and_writes_the_rest(fakensqd, spool, hub, receive, disk):
     disk.hold(".arrow")
-    receiver = receive(limits={"segment_rows": 10}, write_timeout=30.0, segment_time=30, max_in_flight=50)
+    receiver = receive(limits={"segment_rows": 10}, write_timeout=30.0, segment_time=2 * LIMIT, max_in_flight=50)
     publish(fakensqd, "clicks", numbered(50))
     assert disk.was_reached.wait(20)
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 50)
@@ -160,11 +162,9 @@ def test_close_waits_for_a_stuck_write_until_the_timeout(fakensqd, hub, receive,
     receiver = receive(limits={"segment_rows": 10}, write_timeout=0.2, max_in_flight=50)
     publish(fakensqd, "clicks", numbered(50))
     assert disk.was_reached.wait(20)
-    began = time.monotonic()
 
     hub.call(receiver.close)
 
-    assert time.monotonic() - began < 5
     assert receiver.is_stuck
     stats = channel_stats(fakensqd, "clicks", "archive")
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (50, 0, 50)
@@ -185,7 +185,7 @@ def test_close_does_not_wait_for_a_stuck_closed_json(fakensqd, hub, receive, dis
 def test_segment_does_not_wait_until_nsqd_takes_its_messages_back(fakensqd, spool, receive):
     publish(fakensqd, "clicks", numbered(10))
 
-    receive(segment_time=30)
+    receive(segment_time=2 * LIMIT)
     wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
 
     assert sorted(bodies_of(spool)) == numbered(10)
@@ -222,7 +222,7 @@ def test_full_spool_pauses_and_a_pruned_one_resumes(fakensqd, spool, receive):
 
 @pytest.mark.fakensqd(max_rdy_count=25)
 def test_busy_topic_gets_more_consumers(fakensqd, receive):
-    receiver = receive(segment_time=30, max_in_flight=100)
+    receiver = receive(segment_time=2 * LIMIT, max_in_flight=100)
 
     def more():
         publish(fakensqd, "clicks", numbered(100))
@@ -236,7 +236,7 @@ def test_busy_topic_gets_more_consumers(fakensqd, receive):
 def test_no_more_than_max_rows_are_taken(fakensqd, spool, hub, receive):
     publish(fakensqd, "clicks", numbered(100))
 
-    receiver = receive(limits={"max_rows": 30}, segment_time=30)
+    receiver = receive(limits={"max_rows": 30}, segment_time=2 * LIMIT)
     assert hub.call(receiver.finished.wait, 10)
     hub.call(receiver.close)
 
@@ -281,10 +281,10 @@ def test_segments_hold_several_topics(fakensqd, spool, receive):
 
 
 def test_segment_is_written_when_one_of_two_topics_is_starved(fakensqd, receive):
-    receiver = receive(topic="busy,idle", max_in_flight=40, segment_time=30)
+    receiver = receive(topic="busy,idle", max_in_flight=40, segment_time=2 * LIMIT)
     publish(fakensqd, "busy", numbered(100))
 
-    wait_for(lambda: receiver.rows >= 80, limit=5)
+    wait_for(lambda: receiver.rows >= 80)
 
 
 def test_encrypted_authorized_and_compressed(secured_nsqd, spool, receive):

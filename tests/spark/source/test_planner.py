@@ -101,6 +101,18 @@ def test_segments_are_no_larger_than_a_batch_may_be(fakensqd, planner):
     assert sum(sizes) == 500
 
 
+def test_time_of_a_batch_is_not_idle_time_of_a_drain(fakensqd, planner):
+    batch = [0.0]
+    publish(fakensqd, "clicks", numbered(10))
+    stream = planner(drain=True, nsqd_http_addresses=(), idle_timeout=20, now=lambda: time.monotonic() + batch[0])
+    end = stream.latest({})
+
+    batch[0] = 1000.0
+    publish(fakensqd, "clicks", numbered(10))
+
+    assert stream.latest(end) != end
+
+
 def test_large_batch_that_is_planned_already_is_divided_after_a_restart(planner, spool):
     writer = spool.writer("r1")
     sizes = [writer.write(number, columns(number)) for number in range(1, 21)]

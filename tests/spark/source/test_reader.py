@@ -24,6 +24,8 @@ from gnsq.spark.source.reader import SegmentsPartition
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import channel_stats, columns, numbered, publish, running, unusable, wait_for
 
+pytestmark = pytest.mark.slow
+
 # As getDefaultReadLimit() gives it by default.
 LIMIT = ReadMaxBytes(64 * 1024 * 1024)
 
@@ -42,8 +44,7 @@ def options(fakensqd, tmp_path):
 def schema(*names):
     built = StructType()
     for name in names or COLUMNS:
-        # Without a JVM pyspark knows types by their JSON names only.
-        built = built.add(name, {"int": "integer"}.get(COLUMNS[name], COLUMNS[name]))
+        built = built.add(name, COLUMNS[name])
     return built
 
 
