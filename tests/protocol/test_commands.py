@@ -97,20 +97,6 @@ def test_body_above_the_maximum_of_the_size_field_is_refused():
         commands.publish("t", Huge(b"four"))
 
 
-def test_one_carriage_return_is_trimmed():
-    decoder = CommandDecoder()
-    decoder.feed(b"NOP\r\nNOP\r\r\n")
-
-    assert [decoder.next_command(), decoder.next_command()] == [Command(b"NOP"), Command(b"NOP\r")]
-
-
-def test_words_are_split_at_every_space():
-    decoder = CommandDecoder()
-    decoder.feed(b"SUB  t c\n")
-
-    assert decoder.next_command() == Command(b"SUB", (b"", b"t", b"c"))
-
-
 def test_line_limit_counts_the_newline():
     decoder = CommandDecoder()
     decoder.feed(b"x" * 16383 + b"\n")
@@ -119,14 +105,6 @@ def test_line_limit_counts_the_newline():
     decoder.feed(b"x" * 16384 + b"\n")
     with pytest.raises(ValueError, match="exceeds 16384 bytes"):
         decoder.take_line()
-
-
-def test_negative_body_size_is_refused():
-    decoder = CommandDecoder()
-    decoder.feed(b"PUB t\n\xff\xff\xff\xff")
-
-    with pytest.raises(ValueError, match="PUB body size -1 is negative"):
-        decoder.next_command()
 
 
 def test_bytes_keep_their_order_if_they_come_while_others_wait():
