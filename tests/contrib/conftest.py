@@ -5,6 +5,7 @@ import pytest
 
 from fakensqd import FakeNsqd
 from gnsq import Producer
+from tests.kit import channel_stats
 
 
 @pytest.fixture
@@ -45,3 +46,9 @@ def still_publish(still_nsqd, clock):
         clock.advance(0)
 
     return publish
+
+
+def settled(nsqd):
+    """Return True if no message of the channel is left."""
+    stats = channel_stats(nsqd, "t", "c")
+    return (stats["in_flight_count"], stats["depth"], stats["deferred_count"]) == (0, 0, 0)

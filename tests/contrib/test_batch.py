@@ -1,6 +1,5 @@
 """BatchHandler: when a batch runs, and that each of its messages has one answer."""
 
-import gc
 import itertools
 import logging
 import warnings
@@ -12,13 +11,8 @@ from gevent.event import Event
 from gnsq import Message
 from gnsq.contrib.batch import BatchHandler
 from gnsq.errors import NSQRequeueMessage
+from tests.contrib.conftest import settled
 from tests.kit import channel_stats, wait_until
-
-
-def watchers():
-    """Greenlets of batch handlers that run."""
-    found = [item for item in gc.get_objects() if isinstance(item, gevent.Greenlet) and item.name == "gnsq-batch"]
-    return [greenlet for greenlet in found if not greenlet.dead]
 
 
 class Batches(list):
@@ -31,11 +25,6 @@ class Batches(list):
 @pytest.fixture
 def batches():
     return Batches()
-
-
-def settled(nsqd):
-    stats = channel_stats(nsqd, "t", "c")
-    return (stats["in_flight_count"], stats["depth"], stats["deferred_count"]) == (0, 0, 0)
 
 
 # --- when a batch runs
@@ -127,33 +116,7 @@ def test_closing_does_not_wait_for_another_batch_to_run_this_one(still_publish, 
     go.set()
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_one_greenlet_runs_all_batches_in_time_and_ends(still_publish, still_consume, batches, clock):
-    others = watchers()  # those of earlier tests may still wait
-    consumer = still_consume(BatchHandler(10, batches, clock=clock), max_in_flight=1000)
-
-    still_publish(*[b"x"] * 95)
-    assert len(batches) == 9
-    assert len(set(watchers()) - set(others)) == 1
-
-    clock.advance(10.1)
-    assert len(batches) == 10
-    gevent.spawn(consumer.close)
-    clock.advance(1)
-    assert set(watchers()) <= set(others)
-
-
 # --- items and errors
-
-
-def test_batch_is_made_of_what_handle_message_returns(publish, consume):
-    got = []
-    consume(BatchHandler(2, got.append, handle_message=lambda message: int(message.body)), max_in_flight=10)
-
-    publish(b"1", b"2")
-    wait_until(lambda: got)
-
-    assert got == [[1, 2]]
 
 
 def test_methods_of_a_batch_handler_may_be_overridden(publish, consume):

@@ -1,30 +1,28 @@
 """StatsCollector: names and labels, counters that never fall, and histograms."""
 
-import threading
 from dataclasses import replace
-from urllib.request import urlopen
 
-import gevent
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fakensqd import on
 from fakensqd.faults import disconnect
-from gnsq import NsqdHTTPClient, Producer
+from gnsq import Consumer, NsqdHTTPClient, Producer
 from gnsq.contrib.prometheus import NsqdCollector, StatsCollector
 from gnsq.errors import NSQUnknown
-from gnsq.stats import ConnectionStats, ConsumerStats, Histogram, MessageCounts, ProducerConnectionStats, ProducerStats
+from gnsq.stats import ConnectionStats, Histogram, MessageCounts, ProducerConnectionStats
 from tests.kit import peer, wait_until
 
 OWN = {"topic": "t", "channel": "c"}
 
 
 class Source:
-    """A source whose statistics are set by the test."""
+    """A source whose statistics are those of a client, but for what the test sets."""
 
-    def __init__(self, now, **changes):
-        self.now = now
+    def __init__(self, client, **changes):
+        client.close()
+        self.now = replace(client.stats(), latency=Histogram((0.1, 1.0), (0, 0, 0), 0.0))
         self.change(**changes)
 
     def change(self, **changes):
@@ -34,27 +32,12 @@ class Source:
         return self.now
 
 
-class Subscriber(Source):
-    """A consumer for the collector."""
+def subscriber(**changes):
+    return Source(Consumer("t", "c", "host", max_in_flight=100), **changes)
 
-    def __init__(self, **changes):
-        now = ConsumerStats(
-            topic="t",
-            channel="c",
-            state="running",
-            max_in_flight=100,
-            connections=(),
-            counts=MessageCounts(),
-            given_up=0,
-            failed=0,
-            waiting=0,
-            handling=0,
-            backoff="off",
-            backoff_failures=0,
-            backoff_remaining=0.0,
-            latency=Histogram((0.1, 1.0), (0, 0, 0), 0.0),
-        )
-        super().__init__(now, **changes)
+
+def publisher(**changes):
+    return Source(Producer("host"), **changes)
 
 
 def connection(address, rdy=0, in_flight=0):
@@ -86,7 +69,7 @@ def finished(values):
 
 
 def test_each_nsqd_has_its_counters_and_gauges():
-    source = Subscriber(
+    source = subscriber(
         connections=(connection("a:1", rdy=50, in_flight=3), connection("b:2")),
         counts_by_nsqd={"a:1": MessageCounts(received=9, finished=5, requeued=1), "c:3": MessageCounts(timed_out=2)},
     )
@@ -104,7 +87,7 @@ def test_each_nsqd_has_its_counters_and_gauges():
 
 
 def test_consumer_has_its_counters_and_gauges():
-    source = Subscriber(
+    source = subscriber(
         given_up=1,
         failed=2,
         waiting=3,
@@ -138,7 +121,7 @@ def test_consumer_has_its_counters_and_gauges():
 
 
 def test_latency_is_a_histogram_with_cumulated_buckets():
-    source = Subscriber(latency=Histogram((0.1, 1.0), (3, 2, 1), 4.5))
+    source = subscriber(latency=Histogram((0.1, 1.0), (3, 2, 1), 4.5))
 
     values = scrape(StatsCollector(source))
 
@@ -170,8 +153,8 @@ def test_counters_of_an_nsqd_continue_with_the_next_connection(fakensqd, publish
 
 
 def test_consumers_of_one_channel_are_added_up():
-    busy = Subscriber(failed=2, backoff="waiting", backoff_failures=1, backoff_remaining=3.0, waiting=1)
-    other = Subscriber(failed=3, backoff="waiting", backoff_failures=4, backoff_remaining=2.0, waiting=2)
+    busy = subscriber(failed=2, backoff="waiting", backoff_failures=1, backoff_remaining=3.0, waiting=1)
+    other = subscriber(failed=3, backoff="waiting", backoff_failures=4, backoff_remaining=2.0, waiting=2)
 
     values = scrape(StatsCollector(busy, other))
 
@@ -184,8 +167,8 @@ def test_consumers_of_one_channel_are_added_up():
 
 
 def test_removed_consumer_leaves_its_counters():
-    source = Subscriber(counts_by_nsqd={"a:1": MessageCounts(finished=1)})
-    other = Subscriber(counts_by_nsqd={"a:1": MessageCounts(finished=2)}, max_in_flight=5)
+    source = subscriber(counts_by_nsqd={"a:1": MessageCounts(finished=1)})
+    other = subscriber(counts_by_nsqd={"a:1": MessageCounts(finished=2)}, max_in_flight=5)
     collector = StatsCollector(source, other)
 
     source.change(counts_by_nsqd={"a:1": MessageCounts(finished=4)}, latency=Histogram((0.1, 1.0), (1, 0, 0), 0.05))
@@ -200,7 +183,7 @@ def test_removed_consumer_leaves_its_counters():
 
 
 def test_consumer_added_twice_counts_once():
-    source = Subscriber(failed=2)
+    source = subscriber(failed=2)
     collector = StatsCollector(source)
 
     collector.add(source)
@@ -208,48 +191,7 @@ def test_consumer_added_twice_counts_once():
     assert scrape(collector)[key("handler_failures_total")] == 2
 
 
-def test_running_consumer_is_scraped_over_http(publish, consume):
-    consumer = consume(lambda consumer, message: None, max_in_flight=10)
-    publish(*[b"x"] * 20)
-    wait_until(lambda: consumer.stats().counts.finished == 20)
-    registry = CollectorRegistry()
-    registry.register(StatsCollector(consumer))
-    server, thread = start_http_server(0, "127.0.0.1", registry)
-    try:
-        url = f"http://127.0.0.1:{server.server_port}/metrics"
-        text = gevent.get_hub().threadpool.apply(lambda: urlopen(url, timeout=10).read()).decode()
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-    (line,) = [
-        line for line in text.splitlines() if line.startswith("gnsq_consumer_messages_finished_total{") and "20" in line
-    ]
-    assert line.endswith(" 20.0")
-    assert 'gnsq_consumer_message_latency_seconds_count{channel="c",topic="t"} 20.0' in text
-
-
 # --- producers --------------------------------------------------------------------------------------------------------
-
-
-class Publisher(Source):
-    """A producer for the collector."""
-
-    def __init__(self, **changes):
-        now = ProducerStats(
-            state="running",
-            confirmed=0,
-            refused=0,
-            not_sent=0,
-            unknown=0,
-            retried=0,
-            possibly_duplicated=0,
-            pending=0,
-            pending_bytes=0,
-            latency=Histogram((0.1, 1.0), (0, 0, 0), 0.0),
-        )
-        super().__init__(now, **changes)
 
 
 def produced(name, **labels):
@@ -265,7 +207,7 @@ def confirmed(values):
 
 
 def test_producer_has_counters_of_outcomes_and_gauges():
-    producer = Publisher(
+    producer = publisher(
         confirmed=6,
         refused=1,
         not_sent=2,
@@ -293,19 +235,6 @@ def test_producer_has_counters_of_outcomes_and_gauges():
     assert confirmed(values) == {"a:1": 5, "c:3": 1}
     assert [values[produced("nsqd_pending", nsqd=nsqd)] for nsqd in ("a:1", "b:2")] == [6, 3]
     assert [values[produced("stalled_connections", nsqd=nsqd)] for nsqd in ("a:1", "b:2")] == [0, 1]
-
-
-def test_scrapes_at_once_count_once():
-    source = Subscriber(failed=2)
-    collector = StatsCollector(source)
-
-    threads = [threading.Thread(target=collector.collect) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert scrape(collector)[key("handler_failures_total")] == 2
 
 
 # --- nsqds

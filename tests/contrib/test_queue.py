@@ -1,8 +1,6 @@
 """QueueHandler and ChannelHandler: greenlets of the program take messages and answer them."""
 
-import gevent
 import pytest
-from gevent.pool import Pool
 
 from gnsq.contrib.queue import ChannelHandler, QueueHandler
 from tests.kit import channel_stats, wait_until
@@ -39,20 +37,6 @@ def test_iteration_ends_when_the_close_says_so(fakensqd, publish, consume):
             consumer.close()
 
     assert got == [b"1", b"2", b"3"]
-
-
-def test_pool_works_through_a_queue(fakensqd, publish, consume):
-    messages = QueueHandler()
-    consume(messages, max_in_flight=10)
-    publish(*[b"%d" % number for number in range(10)])
-
-    def work(message):
-        message.finish()
-        return message.body
-
-    results = Pool(3).imap_unordered(work, messages)
-    with gevent.Timeout(10):
-        assert sorted(next(results) for _ in range(10)) == [b"%d" % number for number in range(10)]
 
 
 def test_handlers_wait_while_the_queue_is_full(publish, consume):
