@@ -1,62 +1,13 @@
 """Child processes do not use the connections of their parents."""
 
-from collections import Counter
-
 import pytest
 
 from fakensqd import FakeLookupd
+from fakensqd.faults import delay, on
 from gnsq import Producer
 from tests.kit import bodies, channel_stats, run_program
 
 pytestmark = pytest.mark.subprocess
-
-SCRIPT = """
-import os, sys
-import gevent, gevent.os
-from gnsq import NsqdTCPClient, Producer
-
-address = sys.argv[1]
-gevent.get_hub().loop.install_sigchld()
-producer = Producer(address, timeout=5)
-producer.start()
-producer.publish("t", b"before")
-host, port = address.split(":")
-client = NsqdTCPClient(host, int(port), timeout=5)
-client.connect()
-child = gevent.os.fork()
-if not child:
-    try:
-        # Lets inherited greenlets run; not 0: the loop looks at its sockets.
-        for _ in range(100):
-            gevent.sleep(1e-6)
-        assert not client.is_connected
-        # It makes a new connection, and does not use that of its parent.
-        print("child:", producer.publish("t", b"child", timeout=10).decode())
-        print("child:", producer.close())
-        sys.stdout.flush()
-    finally:
-        os._exit(0)
-for _ in range(50):
-    producer.publish("t", b"parent", timeout=10)
-gevent.os.waitpid(child, 0)
-client.publish("t", b"client")
-client.check_ok()
-client.close_stream()
-producer.close()
-print("parent: done")
-"""
-
-
-def test_child_leaves_inherited_connections_alone_and_all_confirmed_messages_arrive_once(fakensqd):
-    done = run_program(SCRIPT, fakensqd.tcp_address)
-
-    assert done.stderr == ""
-    assert done.stdout.splitlines() == [
-        "child: OK",
-        "child: []",
-        "parent: done",
-    ]
-    assert Counter(bodies(fakensqd, "t")) == {b"before": 1, b"child": 1, b"parent": 50, b"client": 1}
 
 
 # What the scripts below have in common: how to fork and to say something.
@@ -64,7 +15,7 @@ FORKING = """
 import os, sys, traceback
 import gevent, gevent.os
 
-fork, reinit = {fork}, {reinit}
+fork = {fork}
 if fork is gevent.os.fork:
     # Else gevent misses a child that ends before it is first waited for; with this it reaps all.
     gevent.get_hub().loop.install_sigchld()
@@ -75,8 +26,6 @@ def in_child(function):
     if not child:
         status = 1
         try:
-            if fork is os.fork and reinit:
-                gevent.reinit()
             function()
             status = 0
         except BaseException:
@@ -100,9 +49,9 @@ def ended(child):
 FORKS = [pytest.param("gevent.os.fork", id="gevent.os.fork"), pytest.param("os.fork", id="os.fork")]
 
 
-def run_script(script, *words, fork, reinit=False):
+def run_script(script, *words, fork):
     """Run a script; returns the lines that it printed."""
-    done = run_program(f"{FORKING.format(fork=fork, reinit=reinit)}\n{script}", *words)
+    done = run_program(f"{FORKING.format(fork=fork)}\n{script}", *words)
     assert (done.stderr, done.returncode) == ("", 0)
     return done.stdout.splitlines()
 
@@ -111,10 +60,10 @@ def run_script(script, *words, fork, reinit=False):
 
 # What the scripts below have in common: children that publish and say what was confirmed.
 PRODUCING = """
-from gnsq import Producer
+from gnsq import NsqdTCPClient, Producer
 from gnsq.errors import NSQException, NSQUnknown
 
-address = sys.argv[1]
+address = sys.argv[1].replace("127.0.0.1", "localhost")
 
 
 def publish(producer, name, count):
@@ -129,8 +78,8 @@ def publish(producer, name, count):
 def produce(fakensqd):
     """Run a script; returns the lines that it printed."""
 
-    def run(script, fork, *, reinit=True):
-        return run_script(f"{PRODUCING}\n{script}", fakensqd.tcp_address, fork=fork, reinit=reinit)
+    def run(script, fork):
+        return run_script(f"{PRODUCING}\n{script}", fakensqd.tcp_address, fork=fork)
 
     return run
 
@@ -148,11 +97,14 @@ def test_children_publish_at_once_with_their_parents_producer_and_all_that_was_c
     said = produce(
         f"""
 producer = Producer(address, threaded={threaded}, close_timeout=5)
+client = NsqdTCPClient("127.0.0.1", address.split(":")[1])
+client.connect()
 if {started}:
     publish(producer, "before", 10)
 
 
 def work():
+    assert not client.is_connected
     publish(producer, os.getpid(), 50)
     assert producer.close() == []
     assert producer.stats().confirmed == 50
@@ -163,20 +115,26 @@ publish(producer, "parent", 50)
 assert [ended(child) for child in children] == [0] * 4
 publish(producer, "after", 10)
 assert producer.close() == []
+client.publish("t", b"client")
+client.check_ok()
+client.close_stream()
+say("client")
 """,
         fork,
     )
 
-    assert len(said) == 260 + 10 * started
+    assert len(said) == 261 + 10 * started
     assert sorted(bodies(fakensqd, "t")) == sorted(line.encode() for line in said)
     # One each, and the parent's is the one from before.
     assert len(fakensqd.transcript.commands("IDENTIFY")) == 5
 
 
-def test_publishes_without_an_answer_stay_the_parents(fakensqd, produce):
-    said = produce(
-        """
-producer = Producer(address, close_timeout=5)
+@pytest.mark.parametrize("threaded", [False, True], ids=["own hub", "threaded"])
+def test_publishes_without_an_answer_stay_the_parents(fakensqd, produce, threaded):
+    with fakensqd.add(on.reply("PUB").nth(2), delay(0.5)):
+        said = produce(
+            f"""
+producer = Producer(address, threaded={threaded}, close_timeout=5)
 publish(producer, "before", 1)
 results = [producer.publish_async("t", b"both-%d" % number) for number in range(100)]
 
@@ -185,7 +143,7 @@ def work():
     gevent.wait(results, timeout=10)
     wrong = [result for result in results if not isinstance(result.exception, NSQUnknown)]
     assert not wrong, wrong[0].exception
-    assert "was forked and goes on with it" in str(results[-1].exception)
+    assert "fork" in str(results[-1].exception)
     publish(producer, "child", 5)
     assert producer.stats().unknown == 0
     producer.close()
@@ -196,8 +154,8 @@ assert [result.get(timeout=5) for result in results] == [b"OK"] * 100
 assert ended(child) == 0
 producer.close()
 """,
-        "gevent.os.fork",
-    )
+            "gevent.os.fork",
+        )
 
     held = bodies(fakensqd, "t")
     assert len(said) == 6
@@ -447,34 +405,6 @@ say(ended(forked[0]), len(done))
     assert sorted(said) == ["0 100", "child False"]
     stats = channel_stats(fakensqd, "t", "c")
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (0, 0, 0)
-
-
-RESOLVING = """
-import os, sys
-from gnsq import Producer
-
-
-producer = Producer(sys.argv[1].replace("127.0.0.1", "localhost"))
-producer.publish("t", b"parent")
-children = []
-for _ in range(4):
-    child = os.fork()
-    if not child:
-        try:
-            producer.publish("t", b"child", timeout=10)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    children.append(child)
-print([os.waitpid(child, 0)[1] for child in children], producer.publish("t", b"parent"))
-"""
-
-
-def test_children_of_a_plain_program_resolve_names_and_publish(fakensqd):
-    done = run_program(RESOLVING, fakensqd.tcp_address)
-
-    # os.waitpid() blocks the parent's hub, which its monitor may log.
-    assert done.stdout == "[0, 0, 0, 0] b'OK'\n", done.stderr
 
 
 HUB_IN_A_POOL = """

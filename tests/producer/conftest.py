@@ -1,5 +1,6 @@
 """nsqds and producers in one hub, on a clock that the test turns."""
 
+import threading
 import time
 
 import gevent
@@ -12,6 +13,7 @@ from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import PublishCounts
 from gnsq.producer.routing import round_robin
+from tests.kit import LIMIT, wait_until
 
 
 @pytest.fixture
@@ -75,6 +77,62 @@ def begin():
     yield begin
     for job in jobs:
         job.kill()
+
+
+def plain(function):
+    """A function as it is: the thread has no hub."""
+    return function()
+
+
+def with_hub(function):
+    """Call a function in a greenlet of the thread's own hub, which must go on running."""
+    ticks = []
+
+    def tick():
+        while True:
+            ticks.append(None)
+            gevent.sleep(0.001)
+
+    ticking = gevent.spawn(tick)
+    try:
+        return gevent.spawn(function).get()
+    finally:
+        ticking.kill()
+        gevent.get_hub().destroy(destroy_loop=True)
+
+
+KINDS = [pytest.param(plain, id="plain threads"), pytest.param(with_hub, id="threads with hubs")]
+
+
+class Threads:
+    """OS threads that run beside the test's hub."""
+
+    def __init__(self):
+        self.outcomes = []
+        self._threads = []
+
+    def start(self, function, kind=plain, count=1):
+        for number in range(count):
+            self._threads.append(threading.Thread(target=self._run, args=(function, kind, number)))
+            self._threads[-1].start()
+
+    def _run(self, function, kind, number):
+        try:
+            self.outcomes.append(kind(lambda: function(number)))
+        except Exception as error:  # noqa: BLE001  # it is the test's
+            self.outcomes.append(error)
+
+    def wait(self):
+        """Wait for all, while this thread's hub runs; give back what they returned or raised."""
+        wait_until(lambda: not any(thread.is_alive() for thread in self._threads), LIMIT)
+        return self.outcomes
+
+
+@pytest.fixture
+def threads():
+    made = Threads()
+    yield made
+    made.wait()
 
 
 def stored(*nsqds, topic="t"):

@@ -1,8 +1,5 @@
 """The first connection that is ready serves a publish, and no publish is sent after its deadline."""
 
-import threading
-from concurrent.futures import Future
-
 import gevent
 import pytest
 
@@ -10,7 +7,7 @@ from fakensqd.faults import delay, error, on
 from gnsq import Producer
 from gnsq.clock import RealClock
 from gnsq.errors import NSQException, NSQNotSent, NSQPubFailed
-from tests.kit import LIMIT, peer, run_program, wait_until
+from tests.kit import LIMIT, peer
 
 
 class StoppedClock(RealClock):
@@ -33,58 +30,29 @@ class StoppedClock(RealClock):
 @pytest.fixture
 def silent():
     """Address of a port that accepts connections and says nothing."""
-
-    def answer(sock):
-        while sock.recv(4096):
-            pass
-
-    with peer(answer) as address:
+    with peer(lambda sock: gevent.sleep(LIMIT)) as address:
         yield address
 
 
 def in_thread(producer, function):
     """Start a producer in this thread, and call a function in another one while this hub runs."""
     starting = gevent.spawn(producer.start)
-    starting.start()
     gevent.sleep(0)
-    future = Future()
-
-    def call():
-        try:
-            future.set_result(function())
-        except NSQException as error:
-            future.set_exception(error)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    wait_until(lambda: not thread.is_alive())
-    starting.kill()
-    return future.result(0)
-
-
-def parameters(table):
-    return [pytest.param(options, call, id=name) for name, options, call in table]
+    try:
+        return gevent.get_hub().threadpool.apply(function)
+    finally:
+        starting.kill()
 
 
 # Each way to publish. The functions get a producer, and keywords of the publish.
-WAYS = parameters(
-    [
-        ("publish", {}, lambda p, **how: p.publish("t", b"1", **how)),
-        ("multipublish", {}, lambda p, **how: p.multipublish("t", [b"1"], **how)),
-        ("publish_async", {}, lambda p, **how: p.publish_async("t", b"1", **how).get()),
-        ("deferred", {}, lambda p, **how: p.publish("t", b"1", defer=1, **how)),
-        ("publish in a thread", {}, lambda p, **how: in_thread(p, lambda: p.publish("t", b"1", **how))),
-        (
-            "publish_async in a thread",
-            {},
-            lambda p, **how: in_thread(p, lambda: p.publish_async("t", b"1", **how).get()),
-        ),
-        ("publish, threaded", {"threaded": True}, lambda p, **how: p.publish("t", b"1", **how)),
-        ("publish_async, threaded", {"threaded": True}, lambda p, **how: p.publish_async("t", b"1", **how).get()),
-        ("batch", {"batch_messages": 1}, lambda p, **how: p.publish("t", b"1", **how)),
-        ("connections_per_nsqd", {"connections_per_nsqd": 3}, lambda p, **how: p.publish("t", b"1", **how)),
-    ]
-)
+WAYS = [
+    pytest.param({}, lambda p, **how: p.publish("t", b"1", **how), id="publish"),
+    pytest.param({}, lambda p, **how: p.publish_async("t", b"1", **how).get(), id="publish_async"),
+    pytest.param({}, lambda p, **how: in_thread(p, lambda: p.publish("t", b"1", **how)), id="publish in a thread"),
+    pytest.param({"threaded": True}, lambda p, **how: p.publish_async("t", b"1", **how).get(), id="threaded"),
+    pytest.param({"batch_messages": 1}, lambda p, **how: p.publish("t", b"1", **how), id="batch"),
+    pytest.param({"connections_per_nsqd": 3}, lambda p, **how: p.publish("t", b"1", **how), id="3 connections"),
+]
 
 
 @pytest.mark.parametrize(("options", "publish"), WAYS)
@@ -159,28 +127,3 @@ def test_publish_is_not_sent_again_after_its_deadline(nsqds, clock):
 
     assert sum(len(nsqd.transcript.select("command", name="PUB")) for nsqd in nsqds) == 1
     producer.close(timeout=0)
-
-
-SCRIPT = """
-import os, sys
-import gevent.os
-from gnsq import Producer
-from tests.producer.test_deadlines import StoppedClock
-
-silent, address = sys.argv[1:]
-producer = Producer([silent, address], clock=StoppedClock())
-child = os.fork()
-if not child:
-    producer.publish("t", b"1")
-    producer.close(timeout=0)
-    os._exit(0)
-os.waitpid(child, 0)
-"""
-
-
-@pytest.mark.subprocess
-def test_first_publish_of_a_forked_worker_does_not_wait_for_a_silent_nsqd(fakensqd, silent):
-    done = run_program(SCRIPT, silent, fakensqd.tcp_address)
-
-    assert (done.stderr, done.returncode) == ("", 0)
-    assert fakensqd.messages("t") == [b"1"]

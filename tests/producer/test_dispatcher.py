@@ -133,24 +133,6 @@ def test_response_is_read_before_its_connection_is_closed_as_silent(dispatcher, 
     running.kill()
 
 
-def test_stalled_link_returns_all_unsent_publishes(dispatcher, link, clock, caplog):
-    running = gevent.spawn(dispatcher.deadlines.run)
-    dispatcher.submit(publish_until(60.0), True)
-    link.send()
-    publishes = [publish_until(60.0) for _ in range(5)]
-    for publish in publishes:
-        dispatcher.submit(publish, True)
-    other = ListLink("other:4150")
-
-    dispatcher.add(other)
-    clock.advance(10.0)
-
-    assert (link.unsent, other.unsent) == ([], publishes)
-    assert [len(taken) for taken in link.withdrawals if taken] == [5]
-    assert caplog.text.count("has not answered for 5 s; publishes go to other nsqds") == 1
-    running.kill()
-
-
 def test_stall_detector_starts_anew_for_a_link_that_was_left_out():
     detector = StallDetector()
     link, other = ListLink("nsqd:4150"), ListLink("other:4150")
@@ -164,10 +146,6 @@ def test_stall_detector_starts_anew_for_a_link_that_was_left_out():
 
 
 # --- polling for the response
-
-
-def publish():
-    return PendingPublish("topic", b"x", 0.0, 60.0)
 
 
 class QuickLink(ListLink):
@@ -186,7 +164,7 @@ def test_publish_that_is_alone_and_confirmed_at_once_needs_no_event_loop(clock):
 
     with gevent.Timeout(0):
         for _ in range(3):
-            dispatcher.publish(publish(), True)
+            dispatcher.publish(publish_until(60.0), True)
 
     assert (dispatcher.pending, dispatcher.pending_bytes) == (0, 0)
 
@@ -194,7 +172,7 @@ def test_publish_that_is_alone_and_confirmed_at_once_needs_no_event_loop(clock):
 def test_response_is_polled_for_only_if_no_other_publish_is_pending(clock, link):
     dispatcher = dispatcher_with(clock, link)
 
-    waiting = [gevent.spawn(dispatcher.publish, publish(), True) for _ in range(2)]
+    waiting = [gevent.spawn(dispatcher.publish, publish_until(60.0), True) for _ in range(2)]
     gevent.sleep(0)
 
     assert link.polls == 1
@@ -205,8 +183,8 @@ def test_response_is_not_polled_for_while_other_callers_are_to_be_woken(clock, l
     dispatcher = dispatcher_with(clock, link)
 
     def publish_twice():
-        dispatcher.publish(publish(), True)
-        dispatcher.publish(publish(), True)
+        dispatcher.publish(publish_until(60.0), True)
+        dispatcher.publish(publish_until(60.0), True)
 
     waiting = [gevent.spawn(publish_twice) for _ in range(3)]
     gevent.sleep(0)
@@ -225,7 +203,7 @@ def test_response_is_not_polled_for_while_other_callers_are_to_be_woken(clock, l
 def test_response_is_not_polled_for_before_the_publish_is_sent(clock, link, links, options):
     dispatcher = dispatcher_with(clock, *[link][:links], **options)
 
-    waiting = gevent.spawn(dispatcher.publish, publish(), True)
+    waiting = gevent.spawn(dispatcher.publish, publish_until(60.0), True)
     gevent.sleep(0)
 
     assert link.polls == 0

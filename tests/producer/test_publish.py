@@ -20,7 +20,6 @@ from gnsq.producer.publish import (
     copy_error,
     decide,
     is_topic_error,
-    may_be_partially_stored,
 )
 
 EXITING = NSQPubFailed("PUB failed exiting")
@@ -38,6 +37,8 @@ CLOSED = NSQConnectionClosed("nsqd closed the connection")
         pytest.param(EXITING, 2, 3, Decision.REFUSED, id="once"),
         pytest.param(TOO_BIG, 0, 3, Decision.REFUSED, id="a bad message is bad everywhere"),
         pytest.param(FULL_DISK, 0, 3, Decision.UNKNOWN, id="some messages may be stored"),
+        pytest.param(NSQPubFailed(FULL_DISK.text), 0, 3, Decision.RETRY, id="a single one is whole"),
+        pytest.param(NSQMPubFailed("MPUB failed exiting"), 0, 3, Decision.RETRY, id="an nsqd that exits has none"),
     ],
 )
 def test_refused_publish_is_retried_on_each_nsqd_if_the_error_concerns_the_nsqd(error, refusals, nsqds, decision):
@@ -67,18 +68,6 @@ def test_refused_publish_is_retried_on_each_nsqd_if_the_error_concerns_the_nsqd(
 )
 def test_failed_publish_is_retried_or_ended(failure, error, options, decision):
     assert decide(failure, error, refusals=0, nsqds=1, **options) is decision
-
-
-@pytest.mark.parametrize(
-    ("error", "partially"),
-    [
-        pytest.param(NSQMPubFailed("MPUB failed exiting"), False, id="an nsqd that exits has stored none"),
-        pytest.param(FULL_DISK, True, id="a full disk, some"),
-        pytest.param(NSQPubFailed("PUB failed write: no space left on device"), False, id="a single one is whole"),
-    ],
-)
-def test_refused_multipublish_may_be_partially_stored(error, partially):
-    assert may_be_partially_stored(error) is partially
 
 
 @pytest.mark.parametrize(

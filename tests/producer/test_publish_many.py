@@ -22,13 +22,6 @@ def numbers(count):
     return (b"%d" % number for number in range(count))
 
 
-def test_all_messages_of_a_generator_are_confirmed_in_chunks(producer, fakensqd):
-    chunks = producer.publish_many("t", numbers(2500))
-
-    assert chunks == [Chunk(0, 1000), Chunk(1000, 1000), Chunk(2000, 500)]
-    assert sorted(bodies(fakensqd, "t"), key=int) == list(numbers(2500))
-
-
 def test_long_messages_fill_a_chunk_before_there_are_many(producer):
     chunks = producer.publish_many("t", [b"x" * 400_000] * 5)
 

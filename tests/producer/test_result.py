@@ -1,6 +1,5 @@
 """PublishResult: one result of publish_async() for all threads, with a hub and without."""
 
-import asyncio
 import threading
 import time
 from concurrent.futures import Future
@@ -14,17 +13,10 @@ from gnsq import Producer, PublishResult
 from gnsq.concurrency.threads import OwnerThread
 from gnsq.errors import NSQException, NSQUnknownClosed, NSQUnknownTimeout
 from gnsq.producer.result import ResultWaiters
-from tests.kit import run_program, wait_until
-from tests.producer.test_threads import KINDS, LIMIT, Threads
+from tests.kit import LIMIT, wait_until
+from tests.producer.conftest import KINDS
 
 FAILED = NSQException("failed")
-
-
-@pytest.fixture
-def threads():
-    made = Threads()
-    yield made
-    made.wait()
 
 
 @pytest.fixture
@@ -36,12 +28,6 @@ def waiters():
 @pytest.fixture
 def result(waiters):
     return waiters.new(time.monotonic() + LIMIT)
-
-
-def ended(waiters, error=None):
-    made = waiters.new(time.monotonic() + LIMIT)
-    made.end(error)
-    return made
 
 
 def outcome(function):
@@ -225,8 +211,8 @@ def test_callbacks_are_called_in_order_in_the_producers_hub(threads, result, kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_callback_of_an_ended_result_is_called_at_once_in_the_calling_thread(threads, waiters, kind):
-    result = ended(waiters)
+def test_callback_of_an_ended_result_is_called_at_once_in_the_calling_thread(threads, result, kind):
+    result.end(None)
 
     def add(number):
         called = []
@@ -236,7 +222,7 @@ def test_callback_of_an_ended_result_is_called_at_once_in_the_calling_thread(thr
     threads.start(add, kind)
 
     assert threads.wait() == [True]
-    assert waiters.pending == {}
+    assert result.waiters.pending == {}
 
 
 def test_callback_that_raises_is_logged_and_others_are_called(result, caplog):
@@ -288,61 +274,4 @@ def test_future_ends_as_the_result_does_and_is_not_cancelled(result, error, valu
         assert futures[0].result(timeout=0) == value
 
 
-def test_asyncio_awaits_a_result(fakensqd, threads):
-    with Producer(fakensqd.tcp_address, threaded=True) as producer:
-
-        async def publish():
-            results = [producer.publish_async("t", b"%d" % number) for number in range(10)]
-            return await asyncio.gather(*(asyncio.wrap_future(result.as_future()) for result in results))
-
-        threads.start(lambda number: asyncio.run(publish()))
-
-        assert threads.wait() == [[b"OK"] * 10]
-
-
 # --- forks ------------------------------------------------------------------------------------------------------------
-
-FORKING = """
-import os, sys, threading
-import gevent
-from gnsq import Producer
-from gnsq.errors import NSQUnknownClosed
-
-where = sys.argv[2]
-producer = Producer(sys.argv[1], threaded=where != "own", close_timeout=5)
-producer.start()
-result = producer.publish_async("t", b"x", timeout=30)
-child = os.fork()
-if not child:
-    try:
-        got = []
-
-        def look():
-            try:
-                result.get(timeout=20)
-            except NSQUnknownClosed as error:
-                got.append("fork" in str(error))
-
-        if where == "native":
-            thread = threading.Thread(target=look)
-            thread.start()
-            thread.join(20)
-        else:
-            look()
-        print("child:", got, flush=True)
-    finally:
-        os._exit(0)
-print("parent:", result.get(timeout=20).decode(), flush=True)
-os.waitpid(child, 0)
-producer.close()
-"""
-
-
-@pytest.mark.parametrize("where", ["own", "native"])
-@pytest.mark.subprocess
-def test_get_in_a_forked_child_raises_that_the_result_is_the_parents(fakensqd, where):
-    with fakensqd.add(on.reply("PUB"), delay(0.5)):
-        done = run_program(FORKING, fakensqd.tcp_address, where)
-
-    assert done.stderr == ""
-    assert sorted(done.stdout.splitlines()) == ["child: [True]", "parent: OK"]

@@ -1,6 +1,5 @@
 """A running producer: nsqds that nsqlookupds name, greenlets that must not end, and callers that can't wait."""
 
-import contextlib
 import json
 import logging
 
@@ -12,7 +11,7 @@ from fakensqd.faults import error, on
 from gnsq import Producer
 from gnsq.errors import NSQBadTopic, NSQException, NSQNoConnections, NSQNotSentTimeout
 from gnsq.protocol.frames import RESPONSE, encode_frame
-from tests.kit import bodies, peer, wait_until
+from tests.kit import bodies, peer, silent_nsqd, wait_until
 from tests.kit.http_peer import JSON, http_peer, reply
 
 LIMIT = 10.0
@@ -22,24 +21,6 @@ LIMIT = 10.0
 def producer(fakensqd):
     with Producer(fakensqd.tcp_address, close_timeout=5) as made:
         yield made
-
-
-@contextlib.contextmanager
-def lookupd(**named):
-    """An nsqlookupd that names one nsqd; gives what it was asked, too."""
-    nodes = json.dumps({"producers": [named]}).encode()
-    with http_peer(lambda request, sock: reply(nodes, content_type=JSON)) as asked:
-        yield asked
-
-
-@contextlib.contextmanager
-def silent_lookupd():
-    done = Event()
-    try:
-        with http_peer(lambda request, sock: done.wait() and None) as asked:
-            yield asked.address
-    finally:
-        done.set()
 
 
 def named(nsqd):
@@ -65,7 +46,8 @@ def in_hub(function):
 
 
 def test_silent_nsqlookupd_delays_no_publish_to_nsqds_of_another(fakensqd):
-    with lookupd(**named(fakensqd)) as good, silent_lookupd() as silent:
+    nodes = reply(json.dumps({"producers": [named(fakensqd)]}).encode(), content_type=JSON)
+    with http_peer(lambda request, sock: nodes) as good, peer(lambda sock: gevent.sleep(LIMIT)) as silent:
         producer = Producer(lookupd_http_addresses=[good.address, silent])
 
         # Less than a silent one is waited for.
@@ -171,19 +153,14 @@ def test_publish_async_in_the_hub_to_a_thread_returns_a_result(fakensqd):
 
 
 def test_publish_async_in_the_hub_to_a_thread_without_capacity_is_refused_in_the_result():
-    hold = Event()
-
-    def answer(sock):
-        sock.recv(4096)
-        sock.sendall(encode_frame(RESPONSE, b"OK"))
-        hold.wait()
-
-    with peer(answer) as address, Producer(address, threaded=True, max_pending_bytes=10, close_timeout=0) as producer:
+    with (
+        silent_nsqd() as address,
+        Producer(address, threaded=True, max_pending_bytes=10, close_timeout=0) as producer,
+    ):
         producer.publish_async("t", b"x" * 10)
 
         second = in_hub(lambda: producer.publish_async("t", b"y" * 10))
         wait_until(second.done)
-        hold.set()
 
         assert isinstance(second.exception, NSQNotSentTimeout)
 

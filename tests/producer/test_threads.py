@@ -10,65 +10,10 @@ from fakensqd import FakeCluster
 from gnsq import Producer
 from gnsq.errors import NSQNotSentTimeout, NSQTimeout, NSQUnknownTimeout
 from tests.kit import bodies, refused_port, run_program, wait_until
+from tests.producer.conftest import KINDS
 
 LIMIT = 20.0
 COUNT = 30
-
-
-def plain(function):
-    """A function as it is: the thread has no hub."""
-    return function()
-
-
-def with_hub(function):
-    """Call a function in a greenlet of the thread's own hub, which must go on running."""
-    ticks = []
-
-    def tick():
-        while True:
-            ticks.append(None)
-            gevent.sleep(0.001)
-
-    ticking = gevent.spawn(tick)
-    try:
-        return gevent.spawn(function).get()
-    finally:
-        ticking.kill()
-        gevent.get_hub().destroy(destroy_loop=True)
-
-
-KINDS = [pytest.param(plain, id="plain threads"), pytest.param(with_hub, id="threads with hubs")]
-
-
-class Threads:
-    """OS threads that run beside the test's hub."""
-
-    def __init__(self):
-        self.outcomes = []
-        self._threads = []
-
-    def start(self, function, kind=plain, count=1):
-        for number in range(count):
-            self._threads.append(threading.Thread(target=self._run, args=(function, kind, number)))
-            self._threads[-1].start()
-
-    def _run(self, function, kind, number):
-        try:
-            self.outcomes.append(kind(lambda: function(number)))
-        except Exception as error:  # noqa: BLE001  # it is the test's
-            self.outcomes.append(error)
-
-    def wait(self):
-        """Wait for all, while this thread's hub runs; give back what they returned or raised."""
-        wait_until(lambda: not any(thread.is_alive() for thread in self._threads), LIMIT)
-        return self.outcomes
-
-
-@pytest.fixture
-def threads():
-    made = Threads()
-    yield made
-    made.wait()
 
 
 @pytest.fixture(params=["home", "threaded"])
@@ -195,9 +140,6 @@ def test_calls_of_other_threads_end_by_the_deadline_if_the_owner_thread_blocks(f
     }
     closes = dict.fromkeys(["close", "second close"], lambda: producer.close(0.2))
 
-    def use(name, call):
-        outcomes[name] = timed(call)
-
     for together in (calls, closes):
         threads = [
             threading.Thread(target=lambda n=n, call=call: outcomes.update({n: timed(call)}))
@@ -269,41 +211,6 @@ for number in range(1000):
 """
 
 
-NATIVE_IN_PATCHED = """
-from gevent import monkey; monkey.patch_all()
-import sys
-import gevent
-from gnsq import Producer
-
-start_new_thread = monkey.get_original("_thread", "start_new_thread")
-producer = Producer(sys.argv[1])
-producer.start()
-said = []
-
-
-def use(name):
-    try:
-        producer.publish("t", b"x", timeout=5)
-        results = [producer.publish_async("t", b"x", timeout=5) for _ in range(100)]
-        said.append([result.get(timeout=10) for result in results] == [b"OK"] * 100)
-        said.append(len(producer.publish_many("t", [b"x"] * 3000, timeout=5)))
-    except BaseException as error:
-        said.append(repr(error))
-
-
-for name in range(4):
-    start_new_thread(use, (name,))
-pool = gevent.get_hub().threadpool
-pool.spawn(use, "pool")
-with gevent.Timeout(20):
-    while len(said) < 10:
-        gevent.sleep(0.01)
-print(sorted(said) == [True] * 5 + [3] * 5, said if len(set(said)) > 2 else "")
-producer.close()
-print(producer.stats().confirmed)
-"""
-
-
 def run(script, *arguments):
     done = run_program(script, *arguments)
     assert (done.stderr, done.returncode) == ("", 0)
@@ -372,8 +279,3 @@ def test_program_that_ends_with_pending_publishes_logs_how_many():
     said = run(UNANSWERED, f"127.0.0.1:{refused_port()}", "")
 
     assert " ".join(said) == "producer-1: the program ends with 1 publish not confirmed: close() waits for them"
-
-
-@pytest.mark.subprocess
-def test_native_threads_of_a_patched_process_publish(fakensqd):
-    assert run(NATIVE_IN_PATCHED, fakensqd.tcp_address) == ["True", str(5 * 3101)]
