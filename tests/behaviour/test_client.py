@@ -2,22 +2,8 @@
 
 import time
 
-import pytest
-
-from gnsq import Consumer, NsqdTCPClient
-from gnsq.errors import NSQBadMessage, NSQBadTopic, NSQInvalid
-from gnsq.protocol.frames import ERROR
+from gnsq import Consumer
 from tests.kit import channel_stats, wait_until
-
-
-@pytest.fixture
-def client(nsqd):
-    host, port = nsqd.tcp_address.split(":")
-    made = NsqdTCPClient(host, int(port), timeout=10)
-    made.connect()
-    made.identify()
-    yield made
-    made.close_stream()
 
 
 def test_deferred_message_is_delivered_after_its_delay(producer, nsqd, topic):
@@ -93,35 +79,3 @@ def test_message_that_timed_out_is_delivered_again(producer, nsqd, topic):
         wait_until(lambda: len(attempts) == 2, limit=20)
 
     assert channel_stats(nsqd, topic, "c")["timeout_count"] == 1
-
-
-@pytest.mark.parametrize(
-    ("command", "error", "words"),
-    [
-        pytest.param(b"PUB bad!\n\x00\x00\x00\x01x", NSQBadTopic, 'topic name "bad!" is not valid', id="topic"),
-        pytest.param(b"PUB t\n\x00\x00\x00\x00", NSQBadMessage, "invalid message body size 0", id="empty body"),
-        pytest.param(b"RDY 1\n", NSQInvalid, "cannot RDY in current state", id="state"),
-        pytest.param(b"NONSENSE\n", NSQInvalid, "invalid command NONSENSE", id="unknown"),
-    ],
-)
-def test_refusal_is_fatal_and_carries_nsqds_text(client, command, error, words):
-    client.send(command)
-
-    kind, answer = client.read_response()
-
-    assert (kind, type(answer)) == (ERROR, error)
-    assert words in str(answer)
-    assert not client.is_connected
-
-
-@pytest.mark.parametrize("command", [b"FIN", b"TOUCH", b"REQ"])
-def test_unknown_message_is_not_fatal(client, topic, command):
-    client.subscribe(topic, "c")
-    client.check_ok()
-    client.send(command + b" 0123456789abcdef" + (b" 0" if command == b"REQ" else b"") + b"\n")
-
-    error = client.read_response()[1]
-
-    assert (error.code, error.fatal) == (f"E_{command.decode()}_FAILED", False)
-    client.close()
-    client.check_ok(b"CLOSE_WAIT")

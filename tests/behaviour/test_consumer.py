@@ -3,7 +3,6 @@
 import itertools
 import logging
 
-import gevent
 from gevent.event import Event
 from gevent.lock import Semaphore
 
@@ -21,38 +20,6 @@ def test_rdy_is_one_until_the_first_message_and_then_the_share(producer, nsqd, t
         producer.publish(topic, b"x")
 
         wait_until(lambda: clients(nsqd, topic)[0]["ready_count"] == 50)
-
-
-def test_no_needless_rdy_is_sent(fakensqd, topic):
-    count = 5000
-    seen = []
-    with Producer(fakensqd.tcp_address) as producer:
-        for _ in range(count // 100):
-            producer.multipublish(topic, [b"x"] * 100)
-    with Consumer(
-        topic, "c", fakensqd.tcp_address, message_handler=lambda c, message: seen.append(1), max_in_flight=20
-    ):
-        wait_until(lambda: len(seen) == count)
-
-    # 1, 20, and 0 at the end.
-    assert fakensqd.transcript.commands().count("RDY") == 3
-
-
-def test_slow_messages_do_not_delay_the_others(producer, nsqd, topic):
-    producer.multipublish(topic, [b"slow"] * 2 + [b"%d" % number for number in range(300)])
-    done, release = [], Event()
-
-    def handle(consumer, message):
-        if message.body == b"slow":
-            release.wait()
-        else:
-            # They end at different times.
-            gevent.sleep(int(message.body) % 20 / 1000)
-            done.append(message.body)
-
-    with Consumer(topic, "c", nsqd.tcp_address, message_handler=handle, max_in_flight=10):
-        wait_until(lambda: len(done) == 300)
-        release.set()
 
 
 def test_as_many_are_in_flight_as_may_be(producer, nsqd, topic):

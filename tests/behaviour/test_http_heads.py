@@ -65,6 +65,7 @@ HEADS = {
     "a bad method": (get(b"G(T /ping HTTP/1.1"), [BAD]),
     "a whole address": (get(b"GET http://x/ping HTTP/1.1"), [OK, OK]),
     "no path": (get(b"OPTIONS * HTTP/1.1"), [OK, OK]),
+    "a path without a slash": (get(b"GET ping HTTP/1.1"), [BAD]),
     "a bad escape": (get(b"GET /pi%zzng HTTP/1.1"), [BAD]),
     "a bad escape in the query": (get(b"GET /ping?x=%zz HTTP/1.1"), [OK, OK]),
     "a control character": (get(b"GET /pi\x01ng HTTP/1.1"), [BAD]),

@@ -3,7 +3,7 @@
 import gevent
 import pytest
 
-from gnsq import Consumer, NsqdHTTPClient, Producer
+from gnsq import Consumer, LookupdClient, NsqdHTTPClient, Producer
 from gnsq.errors import NSQBadBody, NSQBadMessage, NSQException, NSQInvalid
 from tests.kit import wait_until
 
@@ -91,7 +91,8 @@ def test_refused_publish_has_nsqds_text_and_affects_no_other_publish(nsqd, topic
 def test_nsqds_are_found_by_nsqlookupd_and_take_turns(start_nsqd, nsqlookupd, topic):
     flags = {"lookupd_tcp_addresses": (nsqlookupd.tcp_address,)}
     nsqds = [start_nsqd(**flags) for _ in range(2)]
-    wait_until(lambda: len(lookupd_nodes(nsqlookupd)) == 2)
+    lookup = LookupdClient.from_url(nsqlookupd.http_address)
+    wait_until(lambda: len(lookup.nodes()["producers"]) == 2)
 
     with Producer(lookupd_http_addresses=nsqlookupd.http_address) as producer:
         wait_until(lambda: len(producer.stats().connections) == 2)
@@ -100,9 +101,3 @@ def test_nsqds_are_found_by_nsqlookupd_and_take_turns(start_nsqd, nsqlookupd, to
 
     counts = [NsqdHTTPClient.from_url(nsqd.http_address).stats(topic)["topics"][0]["message_count"] for nsqd in nsqds]
     assert counts == [5, 5]
-
-
-def lookupd_nodes(nsqlookupd):
-    from gnsq import LookupdClient
-
-    return LookupdClient.from_url(nsqlookupd.http_address).nodes()["producers"]
