@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import itertools
 import re
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +25,13 @@ _spec.loader.exec_module(hooks)
 
 # Languages whose blocks must run. Others, such as "text" and "go", are for reading.
 RUN = ("python", "sh", "toml", "json", "sql")
-NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*$", re.DOTALL)
 _PARTS = re.compile(
-    r"^(?P<level>#{1,4}) (?P<heading>[^\n]+)$|^```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```$", re.M | re.S
+    r"^(?P<level>#{1,4}) (?P<heading>[^\n]+)$"
+    r"|(?P<notes>(?:<!--(?:(?!-->).)*-->\n\s*)*)^```(?P<language>\w*)(?P<title>[^\n]*)\n(?P<code>.*?)^```$",
+    re.M | re.S,
 )
+_NOTE = re.compile(r"<!-- (before|until|after|process|stdin|prelude|not run)(?::\s+(.*?))?\s+-->", re.S)
+_PRINTED = re.compile(r"\s*[^\n]*\bprints:\s*")
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,10 @@ class Block:
     Attributes:
         number: Position among the blocks of this language under this heading, from 0.
         line: Number of its first line in the page.
-        reason: Why no test runs it, from the comment before it; empty if there is none.
+        title: Name of the file that the block is, if it has one.
+        notes: What the comments before it say, by their first words: see prose.py. Of a block that no test runs, "not
+            run" says why.
+        printed: What it must print; None if the page does not say that.
     """
 
     page: str
@@ -44,8 +52,18 @@ class Block:
     language: str
     number: int
     line: int
+    title: str
+    notes: dict[str, str]
     code: str
-    reason: str
+    printed: str | None
+
+    def compiled(self, code: str | None = None) -> object:
+        """Compile the code, so that tracebacks have the lines of the page."""
+        return compile("\n" * (self.line - 1) + (code or self.code), str(FOLDER / self.page), "exec")
+
+    @property
+    def is_test(self) -> bool:
+        return re.search(r"^def test_", self.code, re.M) is not None
 
 
 def page_names() -> list[str]:
@@ -81,18 +99,30 @@ def section(page: str, heading: str) -> str:
 def blocks(page: str) -> list[Block]:
     """List the blocks of a page in their order."""
     text = page_text(page)
+    parts = list(_PARTS.finditer(text))
     found: list[Block] = []
     heading = ""
-    for part in _PARTS.finditer(text):
+    for part, after in itertools.zip_longest(parts, parts[1:]):
         if part["heading"]:
             heading = part["heading"]
             continue
         language = part["language"]
-        number = sum(block.heading == heading and block.language == language for block in found)
-        line = text.count("\n", 0, part.start("code")) + 1
-        comment = NOT_RUN.search(text, 0, part.start())
-        reason = " ".join(comment[1].split()) if comment else ""
-        found.append(Block(page, heading, language, number, line, part["code"], reason))
+        is_printed = (
+            after is not None and after["language"] == "text" and _PRINTED.fullmatch(text, part.end(), after.start())
+        )
+        found.append(
+            Block(
+                page,
+                heading,
+                language,
+                sum(block.heading == heading and block.language == language for block in found),
+                text.count("\n", 0, part.start("code")) + 1,
+                "".join(re.findall(r'title="(.*?)"', part["title"])),
+                {name: textwrap.dedent(value or "").strip() for name, value in _NOTE.findall(part["notes"])},
+                part["code"],
+                after["code"] if is_printed else None,
+            )
+        )
     return found
 
 

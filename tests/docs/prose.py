@@ -18,25 +18,21 @@ block of text after "It prints:" is what the block must print; ``...`` in it sta
 from __future__ import annotations
 
 import doctest
-import itertools
 import os
 import re
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import gevent
 import pytest
 
 from gnsq import Consumer, Producer
+from tests.docs.pages import ROOT, Block, blocks
 from tests.kit import LIMIT, WARNINGS, child, wait_until
 
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "docs/pages"
 PAGES = (
     "index.md",
     "tutorial.md",
@@ -61,60 +57,6 @@ PAGES = (
     "coming-from/pynsq.md",
     "comparison.md",
 )
-_BLOCK = re.compile(
-    r"(?P<notes>(?:<!--.*?-->\n)*)^```(?P<language>\w+)(?P<title>[^\n]*)\n(?P<code>.*?)^```$", re.M | re.S
-)
-_NOTE = re.compile(r"<!-- (before|until|after|process|stdin|prelude|not run)(?::\s+(.*?))?\s+-->", re.S)
-_PRINTED = re.compile(r"\s*[^\n]*\bprints:\s*")
-
-
-@dataclass(frozen=True)
-class Block:
-    """A block of code.
-
-    Attributes:
-        line: Number of its first line in the page.
-        title: Name of the file that the block is, if it has one.
-        notes: What the comments before it say, by their first words.
-        printed: What it must print; None if the page does not say that.
-    """
-
-    page: str
-    line: int
-    language: str
-    title: str
-    notes: dict[str, str]
-    code: str
-    printed: str | None
-
-    def compiled(self, code: str | None = None) -> object:
-        """Compile the code, so that tracebacks have the lines of the page."""
-        return compile("\n" * (self.line - 1) + (code or self.code), str(FOLDER / self.page), "exec")
-
-    @property
-    def is_test(self) -> bool:
-        return re.search(r"^def test_", self.code, re.M) is not None
-
-
-def blocks(page: str) -> list[Block]:
-    """List the blocks of a page in their order."""
-    text = (FOLDER / page).read_text()
-    parts = list(_BLOCK.finditer(text))
-    found = []
-    for part, after in itertools.zip_longest(parts, parts[1:]):
-        is_printed = after is not None and _PRINTED.fullmatch(text, part.end(), after.start())
-        found.append(
-            Block(
-                page,
-                text.count("\n", 0, part.start("code")) + 1,
-                part["language"],
-                "".join(re.findall(r'title="(.*?)"', part["title"])),
-                {name: textwrap.dedent(value or "").strip() for name, value in _NOTE.findall(part["notes"])},
-                part["code"],
-                after["code"] if after is not None and is_printed and after["language"] == "text" else None,
-            )
-        )
-    return found
 
 
 def programs(*, process: bool) -> list[object]:

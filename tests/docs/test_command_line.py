@@ -9,7 +9,7 @@ import pytest
 
 from gnsq.cli.main import command_line
 from gnsq.cli.servers import load_cluster
-from tests.docs.prose import FOLDER, blocks
+from tests.docs.pages import FOLDER, blocks
 
 PAGE = "guides/command-line.md"
 FILES = ("orders.jsonl", "saved.jsonl", "photo.png", "later.txt", "client.pem", "secret")

@@ -13,10 +13,14 @@ import yaml
 
 from fakensqd import on
 from fakensqd.faults import error
-from tests.docs.prose import ROOT, Addresses, blocks
+from tests.docs.pages import ROOT, blocks
+from tests.docs.prose import Addresses
 from tests.kit import child, refused_port, wait_for_program
 
 pytestmark = pytest.mark.subprocess
+
+
+LISTENING = re.compile(r"http://(127\.0\.0\.1:\d+)")
 
 
 def write_files(page, folder, nsqd, lookupd):
@@ -53,9 +57,8 @@ def test_application_stores_bodies_and_reports_errors(worker, fakensqd, fakelook
     # --timeout 0: on a busy machine a worker may be silent for 30 s.
     command = ("-m", "gunicorn", "-k", worker, "--preload", "--bind", "127.0.0.1:0", "--timeout", "0", "app:app")
     with program(socket_folder, *command) as process:
-        listening = r"http://(127\.0\.0\.1:\d+)"
-        wait_for_program(process, lambda: re.search(listening, (socket_folder / "out").read_text()))
-        address = re.search(listening, (socket_folder / "out").read_text())[1]
+        wait_for_program(process, lambda: LISTENING.search((socket_folder / "out").read_text()))
+        address = LISTENING.search((socket_folder / "out").read_text())[1]
         stored = request("POST", address, "/", b"42")
         refused = request("POST", address, "/", b"")
         with fakensqd.add(on.command("PUB").first(2), error("E_PUB_FAILED")):
@@ -77,11 +80,10 @@ def test_each_of_two_workers_has_its_metrics(fakensqd, fakelookupd, socket_folde
     def metrics():
         return [answer[1] for port in ports if (answer := request("GET", f"127.0.0.1:{port}", "/metrics"))]
 
-    listening = r"http://(127\.0\.0\.1:\d+)"
     command = ("-m", "gunicorn", "--workers", "2", "--bind", "127.0.0.1:0", "--timeout", "0", "app:app")
     with program(socket_folder, *command) as process:
         wait_for_program(process, lambda: len(metrics()) == 2)
-        address = re.search(listening, (socket_folder / "out").read_text())[1]
+        address = LISTENING.search((socket_folder / "out").read_text())[1]
         for _ in range(10):
             assert request("POST", address, "/", b"42") == (200, "stored")
         counts = [
@@ -93,28 +95,18 @@ def test_each_of_two_workers_has_its_metrics(fakensqd, fakelookupd, socket_folde
     assert (len(counts), sum(counts)) == (2, 10)
 
 
-@pytest.mark.parametrize("is_published", [True, False], ids=["", "before the first publish"])
-def test_worker_for_kubernetes_answers_probes_and_drains(fakecluster, socket_folder, is_published):
+def test_worker_for_kubernetes_answers_probes_and_drains(fakecluster, socket_folder):
     write_files("guides/kubernetes.md", socket_folder, fakecluster.nsqds[0], fakecluster.lookupds[0])
     address = f"127.0.0.1:{refused_port()}"
     path = socket_folder / "worker.py"
     path.write_text(path.read_text().replace("8080", address.rpartition(":")[2]))
-    if is_published:
-        fakecluster.publish("orders", b"42", b"43")
+    fakecluster.publish("orders", b"42", b"43")
 
     lookupds = " ".join(fakecluster.lookupd_http_addresses)
     with program(socket_folder, "worker.py", LOOKUPD_HTTP_ADDRESSES=lookupds) as process:
         wait_for_program(process, lambda: request("GET", address, "/ready") == (200, "ok\n"))
         assert request("GET", address, "/live")[0] == 200
         assert request("GET", address, "/other")[0] == 404
-        if not is_published:
-            wait_for_program(
-                process,
-                lambda: (
-                    "orders/billing: topic orders: the nsqlookupd knows no nsqd" in (socket_folder / "out").read_text()
-                ),
-            )
-            return
         wait_for_program(process, lambda: (socket_folder / "out").read_text().count("bill b'4") == 2)
         fakecluster.nsqds[0].down()
         fakecluster.nsqds[1].down()

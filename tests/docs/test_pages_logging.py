@@ -2,7 +2,7 @@
 
 import re
 
-from tests.docs.prose import FOLDER, ROOT
+from tests.docs.pages import FOLDER, ROOT
 
 NAMED = re.compile(r"getLogger\((?:__name__|f?\"(gnsq[\w.{} ]*)\"|name or f\"(gnsq\.[^\"]*)\")\)")
 

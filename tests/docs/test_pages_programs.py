@@ -8,7 +8,8 @@ import pytest
 
 from fakensqd import on
 from fakensqd.faults import drop
-from tests.docs.prose import FOLDER, PAGES, Addresses, blocks, check_printed, programs, run, run_process
+from tests.docs.pages import blocks, page_text
+from tests.docs.prose import PAGES, Addresses, check_printed, programs, run, run_process
 from tests.kit import child, wait_until
 
 
@@ -62,7 +63,7 @@ WITH_FILES = (
 
 @pytest.mark.parametrize("page", PAGES)
 def test_each_block_runs_or_says_why_not(page):
-    text = (FOLDER / page).read_text()
+    text = page_text(page)
     left = [
         block.line
         for block in blocks(page)

@@ -12,7 +12,8 @@ import urllib.request
 
 import pytest
 
-from tests.docs.prose import ROOT, blocks, check_printed
+from tests.docs.pages import ROOT, blocks
+from tests.docs.prose import check_printed
 from tests.kit import child, refused_port, wait_for_program
 
 PAGE = "tutorial.md"

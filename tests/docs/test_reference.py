@@ -79,17 +79,6 @@ def test_all_options_have_a_table():
     assert {path.rpartition(".")[2] for path in shown} >= found | bases - {"Options"}
 
 
-def test_first_table_of_options_has_those_that_many_programs_set():
-    (mark,) = re.findall("<!-- generated: common_options .*-->", REFERENCE["reference/options.md"])
-
-    assert re.findall(r"^\| `(\w+)` \| (\w+)", hooks.generated(mark), re.MULTILINE) == [
-        *((name, "Consumer") for name in ("max_tries", "max_in_flight", "concurrency", "dead_letter_topic")),
-        ("publish_timeout", "Producer"),
-        *((name, "both") for name in ("tls_v1", "tls_options", "auth_secret")),
-        ("msg_timeout", "Consumer"),
-    ]
-
-
 def exceptions():
     """Return the names of all public subclasses of NSQException."""
     bases = {node.name: {getattr(base, "id", "") for base in node.bases} for node in classes()}

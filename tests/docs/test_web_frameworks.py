@@ -11,7 +11,7 @@ import pytest
 
 from fakensqd import on
 from fakensqd.faults import error
-from tests.docs.prose import ROOT, blocks
+from tests.docs.pages import ROOT, blocks
 from tests.kit import child, wait_for_program
 
 pytestmark = pytest.mark.subprocess
