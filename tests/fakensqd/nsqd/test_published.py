@@ -30,28 +30,6 @@ def subscribed(nsqd, ready):
 # --- publish()
 
 
-def test_delayed_message_is_queued_after_its_delay(nsqd, clock):
-    nsqd.broker.ensure_topic("orders").ensure_channel("billing", nsqd.now())
-
-    nsqd.publish("orders", b"42", delay=60.0)
-    clock.advance(59.9)
-    early = nsqd.depth("orders", "billing")
-    clock.advance(0.2)
-
-    assert (early, nsqd.depth("orders", "billing")) == (0, 1)
-
-
-def test_messages_are_published_before_the_start_and_while_the_server_is_down():
-    nsqd = FakeNsqd()
-    nsqd.publish("orders", b"1")
-    with nsqd:
-        nsqd.down()
-        nsqd.publish("orders", b"2")
-        nsqd.up()
-
-        assert NsqdHTTPClient.from_url(nsqd.http_address).stats("orders")["topics"][0]["depth"] == 2
-
-
 REFUSED = [
     pytest.param(("or ders", b"1"), {}, ValueError, "topic name 'or ders' is not valid: 1 to 64", id="topic"),
     pytest.param((b"orders", b"1"), {}, ValueError, "topic name must be a str, not bytes", id="topic of bytes"),

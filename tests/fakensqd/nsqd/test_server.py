@@ -4,10 +4,9 @@ import gevent
 import pytest
 from gevent import socket
 
-from fakensqd import FakeAuthServer, FakeNsqd, Grant
+from fakensqd import FakeAuthServer, FakeNsqd
 from gnsq.protocol import commands
-from gnsq.protocol.compression import Deflate, Snappy
-from gnsq.protocol.frames import MESSAGE, RESPONSE, decode_message
+from gnsq.protocol.frames import RESPONSE
 from tests.kit import wait_until
 from tests.kit.wire import Client, consumer, request
 
@@ -28,48 +27,6 @@ def test_message_times_out_while_the_server_is_stopped(nsqd, clock):
     assert (channel.in_flight_count, channel.depth) == (0, 1)
 
 
-def test_messages_are_expired_at_the_start(clock):
-    nsqd = FakeNsqd(clock=clock)
-    channel = nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
-    nsqd.broker.topics["t"].publish([b"x"], 0.0, delay=5.0)
-
-    clock.advance(3.0)
-    with nsqd:
-        clock.advance(2.0)
-        assert channel.depth == 1
-
-
-CODECS = [pytest.param(None, id="plain"), pytest.param(Snappy, id="snappy"), pytest.param(Deflate, id="deflate")]
-
-
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
-def test_tls_and_compression_carry_messages_both_ways(tls_options, client_context, tls, codec):
-    with FakeNsqd(**tls_options) as nsqd:
-        client = Client(nsqd.tcp_address)
-        client.identify(tls_v1=tls, **({codec.name: True} if codec else {}))
-        if tls:
-            client.start_tls(client_context)
-            assert client.frame() == OK
-        if codec:
-            client.compress(codec())
-            assert client.frame() == OK
-        client.send(b"SUB t c\nRDY 100\n" + commands.multipublish("t", [b"%d" % n * 1000 for n in range(100)]))
-
-        frames = [client.frame() for _ in range(102)]
-
-        assert sorted(kind for kind, _ in frames) == [RESPONSE] * 2 + [MESSAGE] * 100
-        bodies = [decode_message(data)[3] for kind, data in frames if kind == MESSAGE]
-        assert bodies == [b"%d" % n * 1000 for n in range(100)]
-        (session,) = nsqd.sessions
-        assert (session.handshake.tls is not None, session.handshake.snappy or session.handshake.deflate) == (
-            tls,
-            codec is not None,
-        )
-
-    assert nsqd.errors == []
-
-
 def test_stop_ends_a_tls_handshake(tls_options):
     with FakeNsqd(**tls_options) as nsqd:
         client = Client(nsqd.tcp_address)
@@ -86,27 +43,6 @@ def test_https_answers_and_http_refuses_if_tls_is_required(tls_options, client_c
 
     with FakeNsqd(**tls_options, tls_required="tcp-https", https_address="") as nsqd:
         assert request(nsqd.http_address, "GET", "/ping") == "OK"
-
-
-def test_auth_server_is_queried_over_http(certificates, tls_options, client_context):
-    with (
-        FakeAuthServer({"s": [Grant(topic="^t$")]}) as auth_server,
-        FakeNsqd(**tls_options, auth_http_addresses=auth_server.http_address) as nsqd,
-    ):
-        client = Client(nsqd.tcp_address)
-        assert client.identify(tls_v1=True)["auth_required"]
-        client.start_tls(client_context)
-        assert client.frame() == OK
-        client.send(commands.auth(b"s") + commands.publish("t", b"x") + commands.publish("u", b"x"))
-
-        frames = [client.frame() for _ in range(3)]
-
-        assert frames == [
-            (RESPONSE, b'{"identity":"s","identity_url":"","permission_count":1}'),
-            OK,
-            (1, b'E_UNAUTHORIZED AUTH failed for PUB on "u" ""'),
-        ]
-        assert [(query.secret, query.tls) for query in auth_server.queries] == [("s", True)]
 
 
 def test_stop_does_not_wait_for_the_auth_server():
