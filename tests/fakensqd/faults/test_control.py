@@ -6,8 +6,7 @@ import re
 import gevent
 import pytest
 
-import gnsq
-from fakensqd import FakeCluster, FakeLookupd, FakeNsqd, Scenario, on
+from fakensqd import FakeCluster, FakeNsqd, Scenario, on
 from fakensqd.faults import (
     corrupt,
     delay,
@@ -30,13 +29,6 @@ from tests.kit.wire import Client, consumer
 OK = (RESPONSE, b"OK")
 BEAT = (RESPONSE, b"_heartbeat_")
 PUB = commands.publish("t", b"body")
-
-
-@pytest.fixture
-def nsqd(clock):
-    with FakeNsqd(clock=clock, record=True, seed=1) as nsqd:
-        yield nsqd
-    assert nsqd.errors == []
 
 
 @pytest.fixture
@@ -103,14 +95,6 @@ def test_corrupt_changes_a_body_before_it_is_stored(nsqd, client):
     assert [body(reader.frame()), body(reader.frame())] == [b"\x9dody", b"another"]
 
 
-def test_function_of_the_user_is_an_action(nsqd, client):
-    nsqd.add(on.reply("PUB"), lambda steps, event: [*steps, *steps])
-
-    client.send(PUB)
-
-    assert [client.frame(), client.frame()] == [OK, OK]
-
-
 def test_actions_compose_in_order(nsqd, client, clock):
     nsqd.add(on.reply("PUB"), corrupt("type"), delay(1.0), disconnect(after=True))
 
@@ -144,20 +128,6 @@ def test_delayed_command_delays_later_commands(nsqd, client, clock):
     assert list(nsqd.broker.topics) == ["t", "u"]
 
 
-def test_delayed_reply_delays_all_output(nsqd, clock):
-    client = consumer(nsqd.tcp_address)
-    nsqd.add(on.reply("PUB"), delay(1.0))
-
-    client.send(commands.publish("u", b"x") + PUB)
-    nsqd.wait_until(lambda nsqd: nsqd.in_flight("t", "c"), 1)
-    assert nothing_comes(client)
-    clock.advance(1.0)
-
-    frames = [client.frame() for _ in range(3)]
-    assert frames[0] == OK
-    assert sorted(kind for kind, _ in frames[1:]) == [RESPONSE, MESSAGE]
-
-
 def test_reply_delayed_alone_is_overtaken(nsqd, client, clock):
     nsqd.add(on.reply("PUB"), delay(1.0, alone=True), corrupt("body", b"late"))
 
@@ -166,17 +136,6 @@ def test_reply_delayed_alone_is_overtaken(nsqd, client, clock):
     clock.advance(1.0)
 
     assert client.frame() == (RESPONSE, b"late")
-
-
-def test_connection_ends_after_a_delayed_reply(nsqd, client, clock):
-    nsqd.add(on.reply("FIN"), delay(1.0))
-
-    client.send(b"FIN 0123456789abcdef\n")
-    nsqd.wait_until(lambda nsqd: nsqd.transcript.errors(), ["E_INVALID cannot FIN in current state"])
-    clock.advance(1.0)
-
-    assert client.frame()[1].startswith(b"E_INVALID")
-    assert client.ended()
 
 
 def test_delayed_identify_reply_is_sent_before_compression_begins(nsqd, client, clock):
@@ -317,18 +276,7 @@ def test_rule_acts_without_a_transcript(clock):
             _ = nsqd.transcript
 
 
-def test_scenario_arms_its_rules_one_after_the_other(nsqd, client):
-    nsqd.add(Scenario().then(on.reply("PUB"), duplicate()).then(on.command("PUB"), error("E_PUB_FAILED")))
-
-    client.send(PUB + PUB)
-
-    assert [client.frame()[1][:5] for _ in range(3)] == [b"OK", b"OK", b"E_PUB"]
-    assert client.ended()
-
-
-def test_rule_for_an_event_that_the_server_does_not_have_is_refused():
-    with pytest.raises(ValueError, match="FakeLookupd has no PUB"):
-        FakeLookupd().add(on.command("PUB"), drop())
+def test_actions_beside_a_scenario_are_refused():
     with pytest.raises(TypeError, match="its own actions"):
         FakeNsqd().add(Scenario(), drop())
 
@@ -369,16 +317,13 @@ def test_rules_of_a_cluster_may_be_added_and_removed_before_its_start():
 UNFIRED = "rule never acted: on.reply('PUB'), drop(): nearest was DPUB topic='t' on connection 1: kind is 'DPUB'"
 
 
-def defer(nsqd):
-    with gnsq.Producer(nsqd.tcp_address) as producer:
-        producer.publish("t", b"x", defer=1)
-
-
 def end_of_a_test(nsqd, how, error=None):
     with nsqd as running:
         added = running.add(on.reply("PUB"), drop())
         with added if how == "with" else contextlib.nullcontext():
-            defer(running)
+            client = Client(running.tcp_address)
+            client.send(commands.deferpublish("t", b"x", 1))
+            client.frame()
             if error is not None:
                 raise error
 

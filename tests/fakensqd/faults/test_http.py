@@ -8,7 +8,6 @@ import pytest
 from fakensqd import on
 from fakensqd.faults import answer, corrupt, delay, disconnect, drop, reset
 from gnsq.errors import NSQSocketError
-from gnsq.protocol import commands
 from tests.kit import wait_until
 from tests.kit.wire import request
 
@@ -35,12 +34,6 @@ def test_answer_replaces_the_response_of_an_executed_request(nsqd):
     assert publish(nsqd) == "OK"
     assert nsqd.transcript.select("http")[0].status == 500
     assert nsqd.messages("t") == [b"x"]
-
-
-def test_corrupt_changes_the_body_of_a_response(nsqd):
-    nsqd.add(on.http("/ping", executed=True), corrupt("body", b"KO"))
-
-    assert request(nsqd.http_address, "GET", "/ping") == "KO"
 
 
 LOST = [
@@ -89,19 +82,3 @@ def test_delayed_request_is_answered_later(nsqd, clock):
     wait_until(lambda: clock.advance(5.0) or asked.ready())
 
     assert asked.get() == "OK"
-
-
-PUBLISHED = [
-    pytest.param("/pub?topic=t", b"x", [b"x"], id="pub"),
-    pytest.param("/mpub?topic=t", b"a\n\nb\n", [b"a", b"b"], id="lines"),
-    pytest.param("/mpub?topic=t&binary=true", commands.multipublish_body([b"a", b"b"]), [b"a", b"b"], id="binary"),
-    pytest.param("/mpub?topic=t&binary=true", b"x", [], id="refused"),
-    pytest.param("/pub?topic=%zz", b"x", [], id="no query"),
-]
-
-
-@pytest.mark.parametrize(("target", "body", "bodies"), PUBLISHED)
-def test_bodies_published_over_http_are_recorded(nsqd, target, body, bodies):
-    publish(nsqd, target, body)
-
-    assert nsqd.messages("t") == bodies

@@ -5,10 +5,8 @@ import gc
 import gevent
 import pytest
 
-from fakensqd import FakeNsqd
 from fakensqd.faults.link import Link
 from fakensqd.faults.toxics import corrupt_bytes, latency, reset, slice_bytes, stall
-from gnsq import Consumer, Producer
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.protocol.frames import RESPONSE
 from tests.kit import MemoryTransport, wait_until
@@ -284,35 +282,3 @@ def test_stop_does_not_wait_for_a_stalled_link(nsqd, clock):
     assert client.ended()
     gevent.sleep(0)
     assert greenlets() <= others
-
-
-STACKS = [
-    pytest.param({}, id="plain"),
-    pytest.param({"tls": True, "deflate": True}, id="tls and deflate"),
-]
-
-
-@pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("upstream", [True, False], ids=["upstream", "downstream"])
-def test_client_works_with_single_bytes_through_each_transport_stack(certificates, tls_options, stack, upstream):
-    options = dict(stack)
-    if options.pop("tls", False):
-        options |= {"tls_v1": True, "tls_options": {"ca_certs": certificates.ca}}
-    bodies = [b"%d" % number * 20 for number in range(20)]
-    got = []
-    with FakeNsqd(**tls_options) as nsqd:
-        nsqd.link.add(slice_bytes(1), upstream=upstream)
-        with Producer(nsqd.tcp_address, **options) as producer:
-            producer.multipublish("t", bodies)
-        with Consumer(
-            "t",
-            "c",
-            nsqd.tcp_address,
-            message_handler=lambda _, message: got.append(message.body),
-            max_in_flight=20,
-            **options,
-        ):
-            wait_until(lambda: len(got) == 20)
-
-    assert sorted(got) == sorted(bodies)
-    assert nsqd.errors == []

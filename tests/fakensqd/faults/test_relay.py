@@ -6,22 +6,14 @@ import socket
 import gevent.socket
 import pytest
 
-from fakensqd import FakeNsqd
 from fakensqd.addresses import split_address
 from fakensqd.faults.relay import Relay
 from fakensqd.faults.toxics import reset, slice_bytes, stall
-from gnsq import Consumer, NsqdHTTPClient, Producer
+from gnsq import Consumer, Producer
 from gnsq.errors import NSQSocketError
 from gnsq.protocol import commands
 from tests.kit import peer, refused_port, wait_until
 from tests.kit.wire import Client
-
-
-@pytest.fixture
-def nsqd():
-    with FakeNsqd() as nsqd:
-        yield nsqd
-    assert nsqd.errors == []
 
 
 def test_relay_passes_a_message_in_single_bytes(nsqd):
@@ -34,15 +26,6 @@ def test_relay_passes_a_message_in_single_bytes(nsqd):
             wait_until(lambda: got == [b"hello"])
 
     wait_until(lambda: not nsqd.sessions)
-
-
-def test_relay_passes_http(nsqd):
-    with Relay(nsqd.http_address) as relay:
-        relay.link.add(slice_bytes(10))
-
-        assert NsqdHTTPClient.from_url(relay.address).publish("t", b"x") == b"OK"
-
-    assert nsqd.broker.topics["t"].depth == 1
 
 
 def test_relay_passes_the_end_of_each_direction():
