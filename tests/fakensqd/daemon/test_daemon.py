@@ -10,27 +10,20 @@ import pytest
 from fakensqd import FakeNsqd
 from gnsq.protocol import commands
 from tests.kit import wait_until
-from tests.kit.wire import Client, consumer, request
+from tests.kit.wire import request
 
 
-def test_second_start_or_stop_does_nothing():
-    nsqd = FakeNsqd()
-    nsqd.start()
-    address = nsqd.tcp_address
-    nsqd.start()
-    assert nsqd.tcp_address == address
-    nsqd.stop()
-    nsqd.stop()
-
-
-def test_start_after_a_stop_takes_the_same_ports():
-    nsqd = FakeNsqd()
+def test_start_after_a_stop_takes_the_same_ports(tls_options, client_context):
+    nsqd = FakeNsqd(**tls_options)
     with nsqd:
-        addresses = (nsqd.tcp_address, nsqd.http_address)
-        request(nsqd.http_address, "POST", "/pub?topic=t", b"x")
+        nsqd.start()  # has no effect
+        addresses = (nsqd.tcp_address, nsqd.http_address, nsqd.https_address)
+        assert request(nsqd.https_address, "POST", "/pub?topic=t", b"x", context=client_context) == "OK"
+    nsqd.stop()
 
     with nsqd:
-        assert (nsqd.tcp_address, nsqd.http_address) == addresses
+        assert (nsqd.tcp_address, nsqd.http_address, nsqd.https_address) == addresses
+        assert nsqd.https_address == f"127.0.0.1:{nsqd.https_port}"
         assert nsqd.broker.topics["t"].depth == 1
         assert request(nsqd.http_address, "GET", "/ping") == "OK"
 
@@ -49,39 +42,6 @@ def test_port_in_use_raises_and_leaves_no_listener(taken, tls_options):
     nsqd = FakeNsqd(http_address=nsqd.http_address)
     with nsqd:
         pass
-
-
-def test_https_port_is_the_same_after_a_stop(tls_options, client_context):
-    nsqd = FakeNsqd(**tls_options)
-    with nsqd:
-        address = nsqd.https_address
-        assert address == f"127.0.0.1:{nsqd.https_port}"
-        assert address not in (nsqd.tcp_address, nsqd.http_address)
-        assert request(address, "POST", "/pub?topic=t", b"x", context=client_context) == "OK"
-
-    with nsqd:
-        assert nsqd.https_address == address
-        assert nsqd.broker.topics["t"].depth == 1
-
-
-def test_stop_closes_all_connections():
-    with FakeNsqd() as nsqd:
-        clients = [Client(nsqd.tcp_address) for _ in range(20)]
-        clients += [consumer(nsqd.tcp_address) for _ in range(20)]
-        wait_until(lambda: len(nsqd.sessions) == 40)
-
-    assert all(client.ended() for client in clients)
-    assert nsqd.sessions == []
-
-
-def test_exception_of_a_greenlet_is_recorded():
-    def fail():
-        raise RuntimeError("broken")
-
-    with FakeNsqd() as nsqd:
-        nsqd._spawn(fail).join()
-
-    assert [str(error) for error in nsqd.errors] == ["broken"]
 
 
 def test_http_clients_that_disconnect_early_are_no_errors(capfd):

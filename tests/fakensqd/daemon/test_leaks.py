@@ -50,23 +50,15 @@ def nothing_left():
     assert len(new) < 10
 
 
-def test_servers_with_connected_clients_leave_nothing(nothing_left):
-    for _ in range(100):
-        with FakeNsqd() as nsqd:
-            client = Client(nsqd.tcp_address)
-            client.send(commands.subscribe("t", "c") + commands.ready(1) + commands.publish("t", b"x"))
-            client.frame()
-        client.socket.close()
-        Client.opened.clear()
-
-
-def test_servers_with_disconnected_clients_leave_nothing(nothing_left):
+def test_servers_with_connected_and_disconnected_clients_leave_nothing(nothing_left):
     for _ in range(50):
         with FakeNsqd() as nsqd:
-            client = consumer(nsqd.tcp_address)
-            client.send(commands.publish("t", b"x"))
-            client.frame()
-            client.socket.close()
+            clients = [consumer(nsqd.tcp_address, channel=channel) for channel in ("c", "d")]
+            clients[0].send(commands.publish("t", b"x"))
+            for client in clients:
+                client.frame()
+            clients[0].socket.close()
+        clients[1].socket.close()
     Client.opened.clear()
 
 

@@ -1,12 +1,10 @@
 """States of a daemon: down, restarted, not reading, delayed, without heartbeats."""
 
-import socket
-
 import gevent
 import gevent.socket
 import pytest
 
-from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
+from fakensqd import FakeLookupd, FakeNsqd
 from gnsq.protocol import commands
 from gnsq.protocol.frames import MESSAGE, RESPONSE, decode_message
 from tests.kit import wait_until
@@ -45,29 +43,6 @@ def test_down_aborts_and_refuses_connections_until_up(daemon_class):
         assert daemon.running
         assert (daemon.tcp_address, daemon.http_address) == addresses
         assert request(daemon.http_address, "GET", "/ping") == "OK"
-
-
-def test_ports_are_reserved_while_the_server_is_down():
-    with FakeNsqd() as nsqd:
-        nsqd.down()
-        with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
-            other.bind(("127.0.0.1", nsqd.tcp_port))
-
-
-def test_down_and_up_are_also_about_https(tls_options, client_context):
-    with FakeNsqd(**tls_options) as nsqd:
-        nsqd.down()
-        assert refuses(nsqd.https_port)
-        nsqd.up()
-        assert request(nsqd.https_address, "GET", "/ping", context=client_context) == "OK"
-
-
-def test_unix_socket_is_removed_while_the_server_is_down(socket_folder):
-    with FakeNsqd(tcp_address=str(socket_folder / "nsqd.sock")) as nsqd:
-        nsqd.down()
-        assert not (socket_folder / "nsqd.sock").exists()
-        nsqd.up()
-        assert (socket_folder / "nsqd.sock").exists()
 
 
 # --- restart ----------------------------------------------------------------------------------------------------------
@@ -136,22 +111,6 @@ def test_restart_resets_the_start_time(nsqd, clock):
 
     assert nsqd.start_time == before + 10
     assert request(nsqd.http_address, "GET", "/info")["start_time"] == nsqd.start_time
-
-
-def test_restarted_nsqlookupd_learns_topics_from_nsqds_again(clock):
-    with FakeCluster(nsqds=1, clock=clock) as cluster:
-        (lookupd,), (nsqd,) = cluster.lookupds, cluster.nsqds
-        nsqd.broker.ensure_topic("t")
-        wait_until(lambda: lookupd_topics(lookupd) == ["t"])
-
-        lookupd.restart()
-        assert lookupd_topics(lookupd) == []
-
-        wait_until(lambda: clock.advance(15.0) or lookupd_topics(lookupd) == ["t"])
-
-
-def lookupd_topics(lookupd):
-    return request(lookupd.http_address, "GET", "/topics")["topics"]
 
 
 # --- stop_reading() ---------------------------------------------------------------------------------------------------
@@ -234,8 +193,3 @@ def test_processing_delay_delays_commands_and_requests(nsqd, clock):
     nsqd.set_processing_delay(0)
     client.send(commands.publish("t", b"x"))
     assert client.frame() == OK
-
-
-def test_negative_processing_delay_is_refused(nsqd):
-    with pytest.raises(ValueError, match="seconds -1 must be 0 or more"):
-        nsqd.set_processing_delay(-1)
