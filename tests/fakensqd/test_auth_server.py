@@ -11,31 +11,22 @@ def ask(server, query="secret=s&tls=false&remote_ip=127.0.0.1&common_name=", pat
 
 
 def test_grants_become_an_answer():
-    with FakeAuthServer({"s": [Grant("t", ("c",), ("publish",))]}, ttl=60) as server:
+    with FakeAuthServer({"s": [Grant("t", ("c",), ("publish",))]}, ttl=60, identity="me") as server:
         assert ask(server) == {
             "ttl": 60,
-            "identity": "s",
+            "identity": "me",
             "identity_url": "",
             "authorizations": [{"topic": "t", "channels": ["c"], "permissions": ["publish"]}],
         }
 
 
-def test_identity_is_an_option():
-    with FakeAuthServer({"s": []}, identity="me") as server:
-        assert ask(server)["identity"] == "me"
-
-
-def test_document_and_bytes_are_sent_unchanged():
+def test_document_and_bytes_are_sent_unchanged_and_an_unknown_secret_is_refused():
     with FakeAuthServer({"s": {"ttl": -1}, "b": b"nope"}) as server:
         assert ask(server) == {"ttl": -1}
         assert ask(server, "secret=b") == "nope"
-
-
-def test_unknown_secret_is_refused():
-    with FakeAuthServer() as server:
-        assert ask(server) == {"message": "NOT_AUTHORIZED"}
+        assert ask(server, "secret=c") == {"message": "NOT_AUTHORIZED"}
         assert ask(server, path="/other") == {}
-        assert len(server.queries) == 1
+        assert len(server.queries) == 3
 
 
 def test_answer_is_called_for_secrets_that_are_not_in_grants():

@@ -4,7 +4,6 @@ import ssl
 
 import pytest
 
-from fakensqd import Certificates
 from tests.kit import run_program
 
 
@@ -34,26 +33,6 @@ def test_server_certificate_is_valid_for_its_names(certificates):
         assert trusted(certificates, files, name)["subject"] == ((("commonName", "nsqd.example"),),)
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         trusted(certificates, files, "other.example")
-
-
-def test_server_certificate_is_for_localhost_by_default(certificates):
-    assert trusted(certificates, certificates.server(), "localhost")
-
-
-def test_server_certificate_takes_one_name_as_str(certificates):
-    assert trusted(certificates, certificates.server("nsqd.example"), "nsqd.example")
-
-
-def test_certificate_of_another_ca_is_not_trusted(certificates, tmp_path):
-    other = Certificates(tmp_path / "made")
-
-    with pytest.raises(ssl.SSLCertVerificationError, match="unable to get local issuer"):
-        trusted(certificates, other.server(), "localhost")
-
-
-def test_expired_certificate_is_refused(certificates):
-    with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
-        trusted(certificates, certificates.server(expired=True), "localhost")
 
 
 def test_server_certificate_without_a_name_is_refused(certificates):

@@ -10,7 +10,6 @@ from gevent.event import AsyncResult, Event
 
 from fakensqd.clock import ManualClock, RealClock, _run_until_idle, run_with_timeout
 from gnsq.clock import RealClock as ClientClock
-from tests.kit import wait_until
 
 
 def test_real_clock_calls_back_after_the_time():
@@ -22,16 +21,6 @@ def test_real_clock_calls_back_after_the_time():
     assert called.wait(5.0)
     assert clock.monotonic() - before >= 0.01
     assert abs(clock.time_ns() - time.time_ns()) < 10**9
-
-
-def test_cancelled_timer_of_the_real_clock_does_not_call():
-    clock, calls = RealClock(), []
-
-    clock.call_later(0.0, lambda: calls.append("cancelled")).cancel()
-    clock.call_later(0.0, lambda: calls.append("called"))
-    wait_until(lambda: calls)
-
-    assert calls == ["called"]
 
 
 def test_advance_stops_at_every_deadline():
@@ -53,37 +42,9 @@ def test_advance_stops_at_every_deadline():
     assert seen == [5.0, 15.0, "later", 25.0]
 
 
-def test_sleepers_wake_at_their_time():
-    clock, woken = ManualClock(), []
-
-    def sleeper(seconds):
-        clock.sleep(seconds)
-        woken.append(seconds)
-
-    greenlets = [gevent.spawn(sleeper, seconds) for seconds in (3600.0, 60.0, 0.0)]
-    gevent.sleep(0)
-    gevent.sleep(0)
-    assert woken == [0.0]
-
-    clock.advance(60.0)
-    assert woken == [0.0, 60.0]
-
-    clock.advance(3600.0)
-    gevent.joinall(greenlets, timeout=5.0)
-    assert woken == [0.0, 60.0, 3600.0]
-
-
 def test_advance_refuses_negative_seconds():
     with pytest.raises(ValueError, match="seconds -1 are negative"):
         ManualClock().advance(-1)
-
-
-def test_run_with_timeout_raises_the_exception_of_the_function():
-    def fail():
-        raise KeyError("broken")
-
-    with pytest.raises(KeyError, match="broken"):
-        run_with_timeout(RealClock(), 10.0, fail)
 
 
 def test_run_with_timeout_interrupts_the_function_after_the_time():

@@ -8,21 +8,12 @@ from fakensqd.options import NsqdOptions, TlsRequired
 TLS = {"tls_cert": "cert.pem", "tls_key": "key.pem"}
 
 
-def test_tls_is_off_by_default():
-    options = NsqdOptions()
-
-    assert (options.tls_offered, options.tls_policy) == (False, TlsRequired.NOBODY)
-
-
 @pytest.mark.parametrize(
     ("given", "policy"),
     [
-        ({}, TlsRequired.NOBODY),
         ({"tls_required": False}, TlsRequired.NOBODY),
-        ({"tls_required": "false"}, TlsRequired.NOBODY),
         ({"tls_required": True}, TlsRequired.TCP_AND_HTTP),
         ({"tls_required": "true"}, TlsRequired.TCP_AND_HTTP),
-        ({"tls_required": "1"}, TlsRequired.TCP_AND_HTTP),
         ({"tls_required": "tcp-https"}, TlsRequired.TCP),
         ({"tls_client_auth_policy": "anything"}, TlsRequired.TCP_AND_HTTP),
         ({"tls_client_auth_policy": "require", "tls_required": "tcp-https"}, TlsRequired.TCP),
@@ -36,11 +27,9 @@ def test_tls_policy_follows_tls_required_and_client_auth_policy(given, policy):
     ("given", "text"),
     [
         ({"tls_cert": "cert.pem"}, "tls_cert and tls_key must be given together"),
-        ({"tls_key": "key.pem"}, "tls_cert and tls_key must be given together"),
         ({"tls_required": True}, "there is no tls_cert and tls_key"),
         ({"tls_client_auth_policy": "require"}, "there is no tls_cert and tls_key"),
         ({**TLS, "tls_required": "yes"}, "tls_required 'yes' must be one of false, f, 0, tcp-https, true, t, 1"),
-        ({"tls_min_version": "ssl3.0"}, "tls_min_version 'ssl3.0' must be one of tls1.0, tls1.1, tls1.2, tls1.3"),
         ({"max_deflate_level": 10}, "max_deflate_level 10 must be within 1 to 9"),
     ],
 )

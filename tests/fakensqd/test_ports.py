@@ -65,24 +65,6 @@ def test_https_port_ends_connections_without_tls(server_context, client_context,
     assert capfd.readouterr().err == ""
 
 
-MALFORMED = [
-    b"  V2\r\n\r\n",
-    b"\x00\x01\n\n",
-    b"GET /p ing HTTP/1.1\r\nHost: a\r\n\r\n",
-    b"GET /ping SPDY/1\r\n\r\n",
-    b"POST /ping HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
-]
-
-
-@pytest.mark.parametrize("data", MALFORMED, ids=lambda data: repr(data[:20]))
-def test_malformed_request_is_answered_by_400(port, data, capfd):
-    answer = exchange(port, data)
-
-    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
-    assert answer.endswith(b"\r\n\r\n400 Bad Request")
-    assert capfd.readouterr().err == ""
-
-
 CHUNKED = b"POST /p HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 LENGTH = b"POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: "
 UNREAD = [
@@ -99,13 +81,6 @@ def test_request_after_a_body_that_was_not_read_is_answered(port, data):
     assert answer.count(b"HTTP/1.1 200 OK\r\n") == 2
     assert b"\r\n\r\n/pbbbbbbbbbb" in answer
     assert answer.endswith(b"\r\n\r\n/last")
-
-
-def test_malformed_chunk_ends_the_connection_after_the_response(port, capfd):
-    answer = exchange(port, CHUNKED + b"a\r\nbbbbbbbbbb\r\nzz\r\n")
-
-    assert answer.endswith(b"\r\n\r\n/pbbbbbbbbbb")
-    assert capfd.readouterr().err == ""
 
 
 def test_unix_socket_is_served_and_removed(socket_folder):

@@ -147,17 +147,6 @@ def test_fault_of_a_stop_is_raised(server, text):
         threaded.stop()
 
 
-def test_threads_end_with_their_servers():
-    before = set(threading.enumerate())
-
-    for server in [FakeNsqd() for _ in range(50)] + [FakeCluster() for _ in range(50)]:
-        with ServerThread(server):
-            pass
-
-    # A thread of an earlier test may have ended meanwhile.
-    assert set(threading.enumerate()) <= before
-
-
 # --- in_thread() ------------------------------------------------------------------------------------------------------
 
 

@@ -4,20 +4,12 @@ import json
 
 import pytest
 
-from fakensqd import FakeNsqd, Transcript, on
-from fakensqd.clock import ManualClock
+from fakensqd import Transcript, on
 from fakensqd.faults import drop, error, inject
 from fakensqd.transcript import Entry, difference
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, decode_message, encode_frame
 from tests.kit.wire import Client, consumer
-
-
-@pytest.fixture
-def nsqd():
-    with FakeNsqd(clock=ManualClock(), record=True) as nsqd:
-        yield nsqd
-    assert nsqd.errors == []
 
 
 @pytest.fixture

@@ -111,10 +111,10 @@ def test_cluster_names_a_port_that_is_in_use():
 
 
 def test_cluster_refuses_ports_that_do_not_exist():
-    result = run("cluster", "--base-port=65000", "--nsqds=9")
+    result = CliRunner().invoke(command_line, ["cluster", "--base-port=65000", "--nsqds=9"])
 
-    assert result.returncode == 2
-    assert "--base-port: base_port 65000 must be from 1 to 64734 with nsqds=9, lookupds=1\n" in result.stderr
+    assert result.exit_code == 2
+    assert "--base-port: base_port 65000 must be from 1 to 64734 with nsqds=9, lookupds=1\n" in result.output
 
 
 def test_program_without_click_names_the_package_to_install():

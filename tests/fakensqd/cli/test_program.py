@@ -1,7 +1,5 @@
 """``fakensqd nsqd`` and ``fakensqd nsqlookupd`` as replacements of the real programs."""
 
-import fcntl
-import json
 import os
 import signal
 from pathlib import Path
@@ -92,12 +90,6 @@ raise SystemExit("it goes on")
 
 
 @pytest.mark.subprocess
-def test_clients_are_told_the_name_of_a_server_that_listens_everywhere():
-    with program("nsqd", "--tcp-address=:0", "--http-address=127.0.0.1:0") as server:
-        assert request(server.addresses["HTTP"], "GET", "/info")["broadcast_address"] == os.uname().nodename
-
-
-@pytest.mark.subprocess
 def test_flags_reach_the_server_and_ignored_ones_are_logged_once(tls_options, client_context):
     arguments = [
         *["--tcp-address=0.0.0.0:0", "--http-address=:0", "--https-address", "127.0.0.1:0", "--data-path=x"],
@@ -132,6 +124,7 @@ def test_address_without_a_port_is_a_unix_socket_in_the_current_directory(socket
     arguments = ["--tcp-address=nsqd.sock", "--http-address=127.0.0.1:0"]
     with program("nsqd", *arguments, cwd=socket_folder, env=os.environ | {"PYTHONPATH": str(ROOT)}) as server:
         assert server.addresses["TCP"] == "./nsqd.sock"
+        assert request(server.addresses["HTTP"], "GET", "/info")["broadcast_address"] == os.uname().nodename
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(socket_folder / "nsqd.sock"))
             sock.sendall(commands.MAGIC_V2 + commands.publish("t", b"x"))
@@ -139,16 +132,3 @@ def test_address_without_a_port_is_a_unix_socket_in_the_current_directory(socket
         assert server.stop(signal.SIGTERM) == 0
 
     assert not (socket_folder / "nsqd.sock").exists()
-
-
-@pytest.mark.subprocess
-def test_unread_stderr_does_not_block_the_program():
-    with program("nsqd", *FREE_PORTS) as server:
-        fcntl.fcntl(server.process.stderr, fcntl.F_SETPIPE_SZ, 4096)
-        # Each address is a line of more than 64 bytes.
-        for number in range(100):
-            body = json.dumps([f"127.0.0.1:{number % 2 + 1}"]).encode()
-            request(server.addresses["HTTP"], "PUT", "/config/nsqlookupd_tcp_addresses", body)
-        assert request(server.addresses["HTTP"], "GET", "/ping") == "OK"
-        server.process.terminate()
-        assert server.process.wait() == 0
