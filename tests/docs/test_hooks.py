@@ -1,4 +1,4 @@
-"""The generated parts and the links of the documentation. `make docs` builds it, with all warnings as errors."""
+"""The generated parts, the links and the table of loggers. `make docs` builds all, with all warnings as errors."""
 
 import re
 import tomllib
@@ -58,3 +58,23 @@ def test_navigation_has_every_page():
     nav = (ROOT / "docs/mkdocs.yml").read_text().partition("\nnav:\n")[2]
 
     assert sorted(re.findall(r"[\w/.-]+\.md", nav)) == sorted(PAGES)
+
+
+NAMED = re.compile(r"getLogger\((?:__name__|f?\"(gnsq[\w.{} ]*)\"|name or f\"(gnsq\.[^\"]*)\")\)")
+
+
+def loggers():
+    found = set()
+    for path in (ROOT / "gnsq").rglob("*.py"):
+        if not {"cli", "spark"} & {*path.parts}:  # programs, which set up their own logs
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            for literal, formatted in NAMED.findall(path.read_text()):
+                found.add(literal or formatted.replace("{topic}.{channel}", "TOPIC.CHANNEL") or module)
+    return found
+
+
+def test_table_has_all_loggers():
+    text = page_text("guides/logging.md")
+    rows = text.split("| logger | lines about |\n|---|---|\n")[1].split("\n\n")[0]
+
+    assert set(re.findall(r"^\| `([\w.]+)`", rows, re.M)) == loggers()

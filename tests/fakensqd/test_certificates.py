@@ -33,6 +33,7 @@ def test_server_certificate_is_valid_for_its_names(certificates):
         assert trusted(certificates, files, name)["subject"] == ((("commonName", "nsqd.example"),),)
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         trusted(certificates, files, "other.example")
+    assert trusted(certificates, certificates.server("other.example"), "other.example")
 
 
 def test_server_certificate_without_a_name_is_refused(certificates):

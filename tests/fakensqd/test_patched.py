@@ -16,7 +16,7 @@ ALONE = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 @pytest.mark.subprocess
 def test_process_that_is_patched_from_the_start_passes_the_fixtures_tests():
-    files = [f"tests/fakensqd/{name}.py" for name in ("test_pytest_plugin", "test_server_thread", "test_clients")]
+    files = [f"tests/fakensqd/{name}.py" for name in ("test_pytest_plugin", "test_server_thread")]
 
     # A test that starts an interpreter of its own, which is not patched, shows nothing here.
     options = ["-p", "pytest_timeout", "-k", "not imports_no_gevent"]
@@ -93,24 +93,3 @@ def test_process_may_be_patched_while_a_server_runs(tmp_path):
 
     assert done.returncode == 0, done.stdout
     assert done.stderr == ""
-
-
-PRODUCER = """
-from gevent import monkey
-from fakensqd import FakeNsqd
-from gnsq import Producer
-
-with FakeNsqd().in_thread() as nsqd, Producer(nsqd.tcp_address, threaded=True) as early:
-    early.publish("t", b"x")
-    monkey.patch_all()
-    with Producer(nsqd.tcp_address, threaded=True) as late:
-        print(early.publish("t", b"x"), late.publish("t", b"x"), nsqd.depth("t"))
-"""
-
-
-@pytest.mark.parametrize("patch", ["", "from gevent import monkey; monkey.patch_all()"], ids=["late", "early"])
-@pytest.mark.subprocess
-def test_threaded_producer_publishes_in_a_patched_process(patch):
-    done = run(sys.executable, "-W", "ignore", "-c", f"{patch}\n{PRODUCER}")
-
-    assert (done.stdout, done.stderr) == ("b'OK' b'OK' 3\n", "")

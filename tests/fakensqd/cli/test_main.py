@@ -83,21 +83,13 @@ def test_cluster_on_fixed_ports_prints_json():
         assert (process.wait(), process.stdout.read(), process.stderr.read()) == (0, "", "")
 
 
-def test_cluster_for_clients_elsewhere_tells_them_the_address_that_it_is_given():
+def test_cluster_for_clients_elsewhere_prints_the_address_that_it_is_given():
     with cluster("--host=0.0.0.0", "--broadcast-address=nsq.test", "--json") as process:
         described = json.loads(process.stdout.readline())
 
-        addresses = [
-            address for name in ("nsqds", "nsqlookupds") for row in described[name] for address in row.values()
-        ]
-        assert [address.partition(":")[0] for address in addresses] == ["nsq.test"] * 6
-        (lookupd,) = described["nsqlookupds"]
-        local = lookupd["http_address"].replace("nsq.test", "127.0.0.1")
-        assert described["nsqadmin"] == f"nsqadmin --lookupd-http-address={lookupd['http_address']}"
-        producers = request(local, "GET", "/nodes")["producers"]
-        assert {f"{row['broadcast_address']}:{row['tcp_port']}" for row in producers} == {
-            nsqd["tcp_address"] for nsqd in described["nsqds"]
-        }
+    addresses = [address for name in ("nsqds", "nsqlookupds") for row in described[name] for address in row.values()]
+    assert [address.partition(":")[0] for address in addresses] == ["nsq.test"] * 6
+    assert described["nsqadmin"] == f"nsqadmin --lookupd-http-address={described['nsqlookupds'][0]['http_address']}"
 
 
 def test_cluster_names_a_port_that_is_in_use():

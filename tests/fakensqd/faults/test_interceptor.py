@@ -25,49 +25,6 @@ def intercepted(faults):
     return session
 
 
-def output(session, pieces):
-    """All bytes that a session sends, and when it is to be called again; "ended" if it closes the connection."""
-    effects = [effect for piece in pieces for effect in [*session.receive(piece, 0.0), *session.pump(0.0)]]
-    ended = Close() in effects
-    if not ended:
-        effects += session.tick(30.0)
-    data = b"".join(effect.data for effect in effects if isinstance(effect, Send))
-    return data, "ended" if ended else session.due
-
-
-RECEIVED = b"".join(
-    [
-        commands.MAGIC_V2,
-        commands.identify({"client_id": "me"}),
-        commands.subscribe("t", "c"),
-        commands.publish("t", b"a"),
-        commands.multipublish("t", [b"b" * 300, b"c"]),
-        commands.deferpublish("t", b"d", 0),
-        commands.finish(b"0123456789abcdef"),
-        commands.ready(0),
-    ]
-)
-ENDS = [
-    pytest.param(b"", id="none"),
-    pytest.param(b"FOO\n", id="unknown"),
-    pytest.param(b"MPUB t\n\0\0\0\x08\0\0\0\1\0\0\0\0", id="MPUB of an empty message"),
-    pytest.param(b"AUTH x\n", id="AUTH with words"),
-]
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_intercepted_session_without_rules_sends_the_same(end):
-    received = RECEIVED + end
-    expected = output(Session(Broker()), [received])
-
-    for pieces in ([received], [received[index : index + 1] for index in range(len(received))]):
-        faults = FaultControl("FakeNsqd", NSQD, record=True)
-        assert output(intercepted(faults), pieces) == expected
-        commands_seen = faults.transcript.select("command")
-        assert [entry.name for entry in commands_seen][:4] == ["IDENTIFY", "SUB", "PUB", "MPUB"]
-        assert commands_seen[2].bodies == (b"a",)
-
-
 @pytest.mark.slow
 def test_recorded_sessions_are_the_same_with_a_transcript(tmp_path_factory, certificates):
     names = [name for name in TRANSCRIPTS if name != LOOKUPD]

@@ -18,71 +18,41 @@ def identify(**changes):
     return b"IDENTIFY\n" + struct.pack(">i", len(body)) + body
 
 
-class Nsqd:
-    """The nsqd: sends bytes, reads responses."""
-
-    def __init__(self, registry):
-        self.now = 0.0
-        self.closed = False
-        self.session = LookupdSession(registry, remote_address="127.0.0.1:1", identity=lambda: {"version": "x"})
-
-    def _answers(self, effects):
-        answers = []
-        for effect in effects:
-            match effect:
-                case Send(data):
-                    while data:
-                        (size,) = struct.unpack_from(">i", data)
-                        answers.append(data[4 : 4 + size])
-                        data = data[4 + size :]
-                case Close():
-                    self.closed = True
-        return answers
-
-    def send(self, data):
-        return self._answers(self.session.receive(data, self.now))
-
-    def end(self):
-        return self._answers(self.session.end_of_input(self.now))
-
-
 @pytest.fixture
 def registry():
     return Registry()
 
 
 @pytest.fixture
-def nsqd(registry):
-    nsqd = Nsqd(registry)
-    assert nsqd.send(b"  V1") == []
-    return nsqd
+def session(registry):
+    session = LookupdSession(registry, remote_address="127.0.0.1:1", identity=lambda: {"version": "x"})
+    assert session.receive(b"  V1", 0.0) == []
+    return session
 
 
-def test_register_before_identify_is_refused(nsqd):
-    assert nsqd.send(b"REGISTER t\n") == [b"E_INVALID client must IDENTIFY"]
-    assert nsqd.closed
+def test_register_before_identify_is_refused(session):
+    text = b"E_INVALID client must IDENTIFY"
+
+    assert session.receive(b"REGISTER t\n", 0.0) == [Send(struct.pack(">i", len(text)) + text), Close()]
 
 
-def test_negative_size_closes_the_connection_without_an_error(nsqd):
-    assert nsqd.send(b"IDENTIFY\n\xff\xff\xff\xff") == []
-    assert nsqd.closed
+def test_negative_size_closes_the_connection_without_an_error(session):
+    assert session.receive(b"IDENTIFY\n\xff\xff\xff\xff", 0.0) == [Close()]
 
 
-def test_ping_updates_the_nsqd_until_it_disconnects(nsqd, registry):
-    nsqd.send(b"PING\n" + identify())
+def test_ping_updates_the_nsqd_until_it_disconnects(session, registry):
+    session.receive(b"PING\n" + identify(), 0.0)
     (producer,) = registry.producers(Key("client"))
-    nsqd.now = 5.0
 
-    nsqd.send(b"REGISTER t\n")
+    session.receive(b"REGISTER t\n", 5.0)
     assert producer.peer.last_update == 0.0
-    nsqd.send(b"PING\n")
+    session.receive(b"PING\n", 5.0)
     assert producer.peer.last_update == 5.0
 
-    nsqd.session.disconnected()
+    session.disconnected()
     assert registry.producers(Key("client")) == []
 
 
-def test_session_of_nsqlookupd_sends_only_responses(nsqd):
-    assert nsqd.session.due == math.inf
-    assert (nsqd.session.pump(1.0), nsqd.session.tick(1.0)) == ([], [])
-    nsqd.session.disconnected()
+def test_session_of_nsqlookupd_sends_only_responses(session):
+    assert session.due == math.inf
+    assert (session.pump(1.0), session.tick(1.0)) == ([], [])

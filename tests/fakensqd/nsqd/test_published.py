@@ -32,13 +32,10 @@ def subscribed(nsqd, ready):
 
 REFUSED = [
     pytest.param(("or ders", b"1"), {}, ValueError, "topic name 'or ders' is not valid: 1 to 64", id="topic"),
-    pytest.param((b"orders", b"1"), {}, ValueError, "topic name must be a str, not bytes", id="topic of bytes"),
-    pytest.param(("o" * 65, b"1"), {}, ValueError, "has 65 characters, the limit is 64", id="long topic"),
     pytest.param(("orders",), {}, ValueError, "needs at least one body", id="no body"),
     pytest.param(("orders", b"1", b""), {}, ValueError, "body of 0 bytes is too small", id="empty body"),
     pytest.param(("orders", b"1", b"x" * 11), {}, ValueError, "body of 11 bytes exceeds max_msg_size 10", id="large"),
     pytest.param(("orders", "1"), {}, TypeError, "body '1' is str, not bytes", id="text"),
-    pytest.param(("orders", [b"1"]), {}, TypeError, r"body \[b'1'\] is list, not bytes", id="list"),
     pytest.param(("orders", b"1"), {"delay": -1}, ValueError, "delay -1 s must be within 0 to 5 s", id="negative"),
     pytest.param(("orders", b"1"), {"delay": 6}, ValueError, r"0 to 5 s \(max_req_timeout\)", id="long delay"),
 ]
@@ -174,13 +171,6 @@ FAILURES = [
         "nearest is b'order 42', which differs from byte 7 on\n"
         "published (3 messages):\n  b'order 42'\n  b'?'\n  b'?'",
         id="nearest",
-    ),
-    pytest.param(
-        ("orders", b"order 42"),
-        {"count": 2},
-        "b'order 42' was published once to topic 'orders', expected 2\n"
-        "published (3 messages):\n  b'order 42'\n  b'?'\n  b'?'",
-        id="another count",
     ),
     pytest.param(
         ("order", b"?"),
