@@ -35,16 +35,6 @@ def test_answer_is_called_for_secrets_that_are_not_in_grants():
         assert ask(server, "secret=%C3%BC&tls=true") == {"asked": {"secret": "\u00fc", "tls": "true"}}
 
 
-def test_queries_are_recorded():
-    with FakeAuthServer() as server:
-        ask(server, "secret=s&tls=true&remote_ip=::1&common_name=me")
-        ask(server, "")
-
-    first, second = server.queries
-    assert (first.secret, first.tls, first.remote_ip, first.common_name) == ("s", True, "::1", "me")
-    assert (second.secret, second.tls, second.remote_ip, second.common_name, second.accept) == ("", False, "", "", "")
-
-
 def test_grants_may_be_changed():
     with FakeAuthServer() as server:
         server.set_grants("s", [Grant()])

@@ -46,8 +46,3 @@ def test_switch_is_a_bool():
 def test_options_are_those_of_the_daemon():
     with pytest.raises(TypeError, match="FakeLookupd has no option lifetime"):
         FakeLookupd(lifetime=1)
-
-
-@pytest.mark.parametrize("addresses", ["a:1", ["a:1"], ("a:1",)])
-def test_auth_http_addresses_may_be_one_string(addresses):
-    assert NsqdOptions(auth_http_addresses=addresses).auth_http_addresses == ("a:1",)

@@ -41,19 +41,6 @@ def exchange(port, data):
         return sock.makefile("rb").read()
 
 
-def test_stop_frees_the_port_and_bind_takes_it_again(port):
-    address = port.address
-    port.stop()
-    port.stop()
-    with pytest.raises(ConnectionRefusedError):
-        request(address, "GET", "/")
-
-    port.bind()
-    port.serve(application)
-
-    assert request(address, "GET", "/") == "/"
-
-
 def test_https_port_ends_connections_without_tls(server_context, client_context, capfd):
     with serving("127.0.0.1:0", server_context) as port:
         assert request(port.address, "GET", "/", context=client_context) == "/"
@@ -70,7 +57,6 @@ LENGTH = b"POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: "
 UNREAD = [
     pytest.param(LENGTH + b"200000\r\n\r\n" + b"b" * 200_000, id="length"),
     pytest.param(CHUNKED + b"30d40\r\n%s\r\n0\r\n\r\n" % (b"b" * 200_000), id="chunks"),
-    pytest.param(LENGTH + b"20\r\nExpect: 100-continue\r\n\r\n" + b"b" * 20, id="Expect"),
 ]
 
 

@@ -148,18 +148,6 @@ def test_threaded_server_has_the_attributes_and_methods_of_the_server():
     assert (nsqd.running, nsqd.errors) == (False, [])
 
 
-@pytest.mark.parametrize("run", [lambda ask: ask(), in_plain_thread], ids=["in a hub", "without a hub"])
-def test_call_has_no_timeout_of_its_own(run):
-    def ask():
-        nsqd.wait_until(lambda server: server.depth("t"), 3, timeout=0.2)
-
-    with (
-        FakeNsqd().in_thread() as nsqd,
-        pytest.raises(AssertionError, match=r"not so within 0\.2 s: expected 3, nearest was 0"),
-    ):
-        run(ask)
-
-
 def test_call_is_killed_with_its_caller():
     threaded = ServerThread(FakeNsqd())
     begun, ended = threading.Event(), threading.Event()

@@ -39,20 +39,12 @@ def test_program_imports_its_own_gnsq_beside_another_one(tmp_path, where):
     assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--tls-cert=none"], "cannot start nsqd: tls_cert and tls_key must be given together"),
-        (["--tcp-address=a:70000"], "cannot start nsqd: address 'a:70000' is not host:port with a port of 0 to 65535"),
-    ],
-    ids=lambda value: str(value)[:20],
-)
 @pytest.mark.subprocess
-def test_program_that_cannot_start_logs_one_line_and_exits_with_status_1(arguments, text):
-    result = run("nsqd", *FREE_PORTS, "--https-address=127.0.0.1:0", *arguments)
+def test_program_that_cannot_start_logs_one_line_and_exits_with_status_1():
+    result = run("nsqd", *FREE_PORTS, "--tls-cert=none")
 
     assert (result.returncode, result.stdout) == (1, "")
-    assert f" CRITICAL: {text}" in result.stderr
+    assert " CRITICAL: cannot start nsqd: tls_cert and tls_key must be given together" in result.stderr
     assert result.stderr.count("\n") == 1
 
 

@@ -95,24 +95,6 @@ def test_clusters_leave_nothing(nothing_left, threaded):
             assert len(cluster.nsqd_tcp_addresses) == 2
 
 
-def test_thousand_connections_leave_nothing(nothing_left):
-    need_open_files(4096)
-    with FakeNsqd() as nsqd:
-        clients = [Client(nsqd.tcp_address) for _ in range(1000)]
-        for client in clients:
-            client.send(commands.subscribe("t", "c") + commands.ready(1))
-        for client in clients:
-            client.frame()
-        assert len(nsqd.sessions) == 1000
-
-        nsqd.broker.topics["t"].publish([b"x"] * 1000, nsqd.now())
-
-        assert {client.frame()[0] for client in clients} == {2}
-    for client in clients:
-        client.socket.close()
-    Client.opened.clear()
-
-
 def ping(address):
     """Send GET /ping; give back the seconds that the answer took."""
     begun = time.monotonic()

@@ -190,6 +190,8 @@ def test_processing_delay_delays_commands_and_requests(nsqd, clock):
     assert client.frame() == OK
     assert pinging.get(timeout=10) == "OK"
 
+    with pytest.raises(ValueError, match="seconds -1 must be 0 or more"):
+        nsqd.set_processing_delay(-1)
     nsqd.set_processing_delay(0)
     client.send(commands.publish("t", b"x"))
     assert client.frame() == OK

@@ -302,7 +302,7 @@ def test_nsqds_of_a_cluster_count_events_together():
 def test_rules_of_a_cluster_may_be_added_and_removed_before_its_start():
     cluster = FakeCluster(nsqds=1, lookupds=0)
     removed = cluster.add(on.command("PUB"), drop(), optional=True)
-    added = cluster.add(on.command("PUB"), disconnect())
+    added = cluster.add(Scenario().then(on.command("PUB"), disconnect()))
     removed.remove()
     with cluster:
         client = Client(cluster.nsqd_tcp_addresses[0])

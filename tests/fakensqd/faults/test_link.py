@@ -91,18 +91,6 @@ def test_toxic_applies_to_data_of_a_recv_that_waits_already(wrapped, clock):
     reader.kill()
 
 
-def test_toxic_applies_to_the_end_of_a_recv_that_waits_already(wrapped, clock):
-    link, transport, inner, _ = wrapped
-    reader = gevent.spawn(transport.recv, 100)
-    clock.advance(0)
-    link.add(latency(1.0))
-
-    inner.feed(b"")
-    clock.advance(1.0)
-
-    assert reader.get(timeout=10) == b""
-
-
 def test_error_of_the_transport_is_raised_after_delayed_data(clock):
     class Failing(MemoryTransport):
         def recv(self, size):

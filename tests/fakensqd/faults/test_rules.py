@@ -103,8 +103,6 @@ def test_invalid_condition_is_refused(make):
 
 WRITTEN = [
     (on.reply("PUB", topic="orders").nth(3), "on.reply('PUB', topic='orders').nth(3)"),
-    (on.command().first(2), "on.command().first(2)"),
-    (on.frame("heartbeat").always(), "on.frame('heartbeat').always()"),
     (on.frame("message", body=b"x").every(5), "on.frame('message', body=b'x').every(5)"),
     (on.connect(connection=2).after(1.5).sometimes(0.5), "on.connect(connection=2).after(1.5).sometimes(0.5)"),
     (on.http("/pub", executed=True), "on.http('/pub', executed=True)"),

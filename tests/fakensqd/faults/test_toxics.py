@@ -89,16 +89,6 @@ def test_time_of_an_end_that_arrives_at_5(toxic, at):
     assert max((outcome.at for outcome in passage(b"", 5.0)), default=5.0) == at
 
 
-@pytest.mark.parametrize("toxic", [bandwidth(1), slice_bytes(1, delay=1.0)], ids=["bandwidth", "slices"])
-def test_end_comes_after_all_bytes(toxic):
-    chain = ToxicChain()
-    chain.add(1, start(toxic))
-    chain.push(b"ab", 0.0)
-    chain.push(b"", 0.0)
-
-    assert [type(chain.pop(now)) for now in (1.0, 2.0, 2.0)] == [Deliver, Deliver, StreamEnd]
-
-
 def test_jitter_is_symmetric_and_never_negative_in_sum():
     passage = start(latency(0.1, jitter=0.2))
 
@@ -121,12 +111,6 @@ def test_share_of_the_bytes_is_corrupted():
     ((outcome,),) = outcomes_of(corrupt_bytes(0.1), (bytes(10_000), 0.0))
 
     assert 800 < sum(map(bool, outcome.data)) < 1200
-
-
-def test_same_seed_corrupts_the_same_bytes():
-    one, other, third = (list(start(corrupt_bytes(0.5), seed)(bytes(100), 0.0)) for seed in (1, 1, 2))
-
-    assert one == other != third
 
 
 WRONG = [

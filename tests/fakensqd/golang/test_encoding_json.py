@@ -17,11 +17,8 @@ FIELDS = {
 @pytest.mark.parametrize(
     ("body", "values"),
     [
-        pytest.param(b"{}", {}, id="empty"),
         pytest.param(b'{"SIZE": 1, "\xc5\xbfize": 2}', {"size": 2}, id="case, and the long s"),
         pytest.param(b'{"size": 1, "size": 2}', {"size": 2}, id="last wins"),
-        pytest.param(b'{"size": 1, "size": null}', {"size": 1}, id="null says nothing"),
-        pytest.param(b'{"other": {"a": [1.5, true, 1e999]}}', {}, id="unknown"),
         pytest.param(b'{"other": %s}' % (b"1" * 9999), {}, id="unknown and long"),
         pytest.param(b'{"name": "a\xffb"}', {"name": "a\ufffdb"}, id="not UTF-8"),
         pytest.param(b'{"on": true, "rate": -2147483648}', {"on": True, "rate": -(2**31)}, id="types"),
@@ -38,9 +35,6 @@ def test_body_is_decoded_by_gos_rules(body, values):
 @pytest.mark.parametrize(
     "body",
     [
-        pytest.param(b"", id="nothing"),
-        pytest.param(b'{"size": 1e3}', id="exponent"),
-        pytest.param(b'{"on": 1}', id="int for bool"),
         pytest.param(b'{"names": {}}', id="object for list"),
         pytest.param(b'{"names": [1]}', id="int in list of strings"),
         pytest.param(b'{"parts": [[]]}', id="list for object"),

@@ -61,8 +61,7 @@ def test_new_connection_registers_everything(lookupd):
 def test_nsqd_pings_and_reconnects_to_nsqlookupd(nsqd, lookupd, clock):
     post(nsqd, "/topic/create?topic=t")
     wait_until(lambda: lookup(lookupd) == ([], 1))
-    lookupd.stop()
-    lookupd.start()
+    lookupd.restart()
     assert nodes(lookupd) == []
 
     def back():

@@ -19,11 +19,6 @@ def test_response_of_an_auth_server_is_decoded():
     )
 
 
-@pytest.mark.parametrize("authorizations", [{}, {"authorizations": None}, {"authorizations": []}])
-def test_response_without_grants_is_valid(authorizations):
-    assert decoded(ttl=5, **authorizations) == Authorization(ttl=5.0)
-
-
 def test_null_in_a_grant_is_empty():
     assert decoded(ttl=1, authorizations=[None, {"topic": None, "channels": [None]}]).grants == (
         Grant("", (), ()),

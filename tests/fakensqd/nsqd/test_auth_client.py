@@ -54,7 +54,7 @@ def test_auth_client_returns_a_valid_response():
         }
 
 
-@pytest.mark.parametrize("status", [201, 302, 304, 403, 404, 500])
+@pytest.mark.parametrize("status", [201, 302, 500])
 def test_auth_client_ignores_another_status(status):
     with serving(status) as (port, _):
         assert ask(port.address) is None

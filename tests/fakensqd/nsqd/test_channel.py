@@ -3,20 +3,7 @@
 import pytest
 
 from fakensqd.message import QueuedMessage
-from fakensqd.nsqd.channel import BrokerEvents, Channel
-from fakensqd.options import NsqdOptions
-
-
-class FakeBroker:
-    """A broker that records the times of expiry."""
-
-    def __init__(self):
-        self.options = NsqdOptions()
-        self.events = BrokerEvents()
-        self.due = []
-
-    def schedule_expiry(self, when):
-        self.due.append(when)
+from fakensqd.nsqd.broker import Broker
 
 
 class Reader:
@@ -53,8 +40,13 @@ def put(channel, *numbers):
 
 
 @pytest.fixture
-def channel():
-    return Channel(FakeBroker(), "t", "c")
+def broker():
+    return Broker()
+
+
+@pytest.fixture
+def channel(broker):
+    return broker.ensure_topic("t").ensure_channel("c", 0.0)
 
 
 @pytest.fixture
@@ -75,7 +67,7 @@ def test_deferred_messages_are_queued_in_the_order_of_their_times(channel, reade
     assert channel.message_count == 3
 
 
-def test_messages_with_different_timeouts_expire_at_their_own_times(channel, reader):
+def test_messages_with_different_timeouts_expire_at_their_own_times(broker, channel, reader):
     other = Reader()
     channel.add(other)
     put(channel, 1, 2, 3)
@@ -83,10 +75,10 @@ def test_messages_with_different_timeouts_expire_at_their_own_times(channel, rea
     channel.deliver(other, 1, 1.0, 5.0)
     channel.deliver(reader, 1, 2.0, 60.0)
 
-    assert ids(channel.expire(6.0)) == [2]
-    assert channel._broker.due[-1] == 60.0
-    assert ids(channel.expire(61.0)) == [1]
-    assert ids(channel.expire(62.0)) == [3]
+    assert ids(broker.expire(6.0)) == [2]
+    assert broker.due == 60.0
+    assert ids(broker.expire(61.0)) == [1]
+    assert ids(broker.expire(62.0)) == [3]
 
 
 # --- waking -----------------------------------------------------------------------------------------------------------

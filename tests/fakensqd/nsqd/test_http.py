@@ -100,6 +100,15 @@ def test_config_changes_nsqlookupds_and_refuses_bad_values(api, server):
     assert api("PUT", "/config/log_level", b"x" * 11) == (413, "INVALID_VALUE")
 
 
+def test_exception_of_a_handler_is_recorded_and_answered_by_500(server):
+    server.broker = None
+
+    status, _, data = call(nsqd_application(server), "POST", "/topic/create", "topic=t")
+
+    assert (status, data) == (500, b'{"message":"INTERNAL_ERROR"}')
+    assert [type(error) for error in server.errors] == [AttributeError]
+
+
 def test_bytes_after_binary_messages_are_not_read(server):
     source = io.BytesIO(multipublish_body([b"a", b"b"]) + b"x" * 1_000_000)
     request = environ("POST", "/mpub", "topic=t&binary=true") | {"wsgi.input": source, "CONTENT_LENGTH": ""}

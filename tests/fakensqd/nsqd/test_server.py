@@ -1,8 +1,11 @@
 """FakeNsqd over its sockets: messages from publish to FIN, time, options."""
 
+import contextlib
+
 import gevent
 import pytest
 from gevent import socket
+from gevent.event import Event
 
 from fakensqd import FakeAuthServer, FakeNsqd
 from gnsq.protocol import commands
@@ -27,6 +30,28 @@ def test_message_times_out_while_the_server_is_stopped(nsqd, clock):
     assert (channel.in_flight_count, channel.depth) == (0, 1)
 
 
+@pytest.mark.parametrize(("touches", "lasts"), [(False, 60.0), (True, 900.0)], ids=["alone", "touched"])
+def test_message_times_out_after_a_minute_or_if_it_is_touched_a_quarter_of_an_hour(
+    nsqd, clock, consume, touches, lasts
+):
+    attempts, forever = [], Event()
+
+    def handle(consumer, message):
+        attempts.append((clock.monotonic(), message.attempts))
+        if message.attempts == 1:
+            with message.touching() if touches else contextlib.nullcontext():
+                forever.wait()
+
+    consume(handle, nsqd.tcp_address, clock=clock, max_in_flight=2)
+    nsqd.broker.topics["t"].publish([b"x"], nsqd.now())
+    clock.advance(lasts - 0.1)
+    assert attempts == [(0.0, 1)]
+    clock.advance(0.2)
+
+    assert attempts == [(0.0, 1), (lasts, 2)]
+    forever.set()
+
+
 def test_stop_ends_a_tls_handshake(tls_options):
     with FakeNsqd(**tls_options) as nsqd:
         client = Client(nsqd.tcp_address)
@@ -36,11 +61,7 @@ def test_stop_ends_a_tls_handshake(tls_options):
     assert nsqd.errors == []
 
 
-def test_https_answers_and_http_refuses_if_tls_is_required(tls_options, client_context):
-    with FakeNsqd(**tls_options, tls_required=True) as nsqd:
-        assert request(nsqd.http_address, "GET", "/ping") == {"message": "TLS_REQUIRED", "https_port": nsqd.https_port}
-        assert request(nsqd.https_address, "GET", "/ping", context=client_context) == "OK"
-
+def test_http_answers_if_tls_is_required_of_tcp_only(tls_options):
     with FakeNsqd(**tls_options, tls_required="tcp-https", https_address="") as nsqd:
         assert request(nsqd.http_address, "GET", "/ping") == "OK"
 
