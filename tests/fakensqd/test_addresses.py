@@ -20,7 +20,6 @@ from fakensqd.addresses import (
     remove_socket_file,
     split_address,
 )
-from fakensqd.clock import RealClock
 from tests.kit import peer, silent_port, wait_until
 from tests.kit.wire import request
 
@@ -92,13 +91,6 @@ def test_listen_takes_over_a_socket_of_listen_before_start():
 
 
 # --- connecting -------------------------------------------------------------------------------------------------------
-
-
-def test_connected_socket_has_no_timeout():
-    with peer(lambda sock: sock.sendall(b"x")) as address:
-        host, port = address.split(":")
-        with connect((host, int(port)), RealClock(), 10.0) as sock:
-            assert (sock.recv(1), sock.gettimeout()) == (b"x", None)
 
 
 def test_connection_that_is_not_accepted_times_out(clock):

@@ -44,16 +44,13 @@ def identify(**asked):
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
-OPTIONS = NsqdOptions()
-DEFAULT = Settings.default(OPTIONS)
-
-
-def identified(settings=DEFAULT, **asked):
-    return settings.updated(decode_identify(json.dumps(asked).encode(), OPTIONS), OPTIONS)
-
 
 def test_second_identify_keeps_settings_that_it_does_not_name():
-    settings = identified(identified(msg_timeout=5000), heartbeat_interval=2000)
+    options = NsqdOptions()
+    settings = Settings.default(options)
+
+    for asked in (b'{"msg_timeout": 5000}', b'{"heartbeat_interval": 2000}'):
+        settings = settings.updated(decode_identify(asked, options), options)
 
     assert (settings.msg_timeout, settings.heartbeat_interval) == (5.0, 2.0)
 
