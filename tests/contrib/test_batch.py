@@ -220,19 +220,6 @@ def test_error_callback_that_raises_is_logged_and_changes_nothing(fakensqd, publ
     assert "of the callback" in caplog.text
 
 
-def test_error_callbacks_may_answer_messages(fakensqd, publish, consume):
-    def handle(batch):
-        batch[0].finish()
-        raise RuntimeError("the second is no good")
-
-    handler = BatchHandler(2, handle, handle_batch_error=lambda error, messages, batch: messages[1].finish())
-    consume(handler, max_in_flight=10)
-    publish(b"1", b"2")
-
-    wait_until(lambda: channel_stats(fakensqd, "t", "c")["message_count"] == 2 and settled(fakensqd))
-    assert channel_stats(fakensqd, "t", "c")["requeue_count"] == 0
-
-
 def test_requeue_and_finish_methods_answer_unanswered_messages(fakensqd, publish, consume):
     handler = BatchHandler(3, lambda batch: answer(batch))
 

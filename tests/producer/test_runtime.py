@@ -178,20 +178,14 @@ def test_publish_and_publish_many_are_refused_in_the_hub(fakensqd, threaded):
     assert fakensqd.messages("t") == []
 
 
-def test_first_publish_without_block_waits_for_nothing(producer_clock):
-    producer, clock = producer_clock
+def test_first_publish_without_block_waits_for_nothing(nsqd, clock):
+    producer = Producer(nsqd.tcp_address, clock=clock)
 
     with pytest.raises(NSQException, match="no connection to any nsqd now"):
         producer.publish("t", b"x", block=False)
 
     assert clock.monotonic() == 0
-
-
-@pytest.fixture
-def producer_clock(clock, nsqd):
-    made = Producer(nsqd.tcp_address, clock=clock)
-    yield made, clock
-    closing = gevent.spawn(made.close, 0)
+    closing = gevent.spawn(producer.close, 0)
     clock.advance(3.0)
     closing.get(timeout=LIMIT)
 
