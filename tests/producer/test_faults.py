@@ -497,11 +497,3 @@ def test_greenlet_that_raises_when_woken_does_not_stop_the_others_from_being_wok
 
 
 # --- other connections ------------------------------------------------------------------------------------------------
-
-
-def test_multipublish_that_a_full_disk_cut_short_is_unknown(nsqd, producing):
-    producer = producing(nsqd)
-    nsqd.add(on.command("MPUB"), error("E_MPUB_FAILED", "MPUB failed write /data/t.dat: no space left on device"))
-
-    with pytest.raises(NSQUnknown, match=r"no space left on device.*nsqd may have"):
-        producer.multipublish("t", [b"1", b"2"])
