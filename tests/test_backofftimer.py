@@ -2,19 +2,14 @@
 
 import pytest
 
-from gnsq.backofftimer import BackoffPhase, BackoffTimer, ConsumerBackoff, exponential_delay, jittered
+from gnsq.backofftimer import BackoffPhase, BackoffTimer, ConsumerBackoff, exponential_delay
 
 
-def test_new_backoff_timer_is_reset_and_does_not_wait():
+def test_new_backoff_timer_does_not_wait_and_success_subtracts_one_failure_down_to_zero():
     timer = BackoffTimer()
 
     assert timer.is_reset()
     assert timer.get_interval() == 0
-
-
-def test_success_subtracts_one_failure_down_to_zero():
-    timer = BackoffTimer()
-
     assert timer.failure().failure().success().c == 1
     assert timer.success().success().c == 0
     assert timer.failure().reset().is_reset()
@@ -39,10 +34,6 @@ def test_interval_is_within_its_limits():
 @pytest.mark.parametrize(("failures", "delay"), [(1, 8), (2, 16), (3, 32), (5, 128), (6, 128), (10_000, 128)])
 def test_exponential_delay_doubles_up_to_the_maximum(failures, delay):
     assert exponential_delay(failures, 8, 128) == delay
-
-
-def test_jitter_subtracts_up_to_its_share():
-    assert all(7.0 <= jittered(10.0) <= 10.0 for _ in range(100))
 
 
 def test_failures_beyond_the_longest_pause_are_not_counted():

@@ -24,20 +24,22 @@ def test_each_code_has_its_class_and_knows_whether_it_is_fatal(code):
     assert error.reason == f"{code.decode()} some text"
 
 
-def test_code_is_that_of_the_class_or_of_the_frame():
+def test_code_is_that_of_the_class_or_of_the_frame_or_of_the_system():
     assert str(errors.NSQFinishFailed("FIN 1 failed")) == "E_FIN_FAILED FIN 1 failed"
     assert errors.NSQRequeueFailed.code == "E_REQ_FAILED"
     assert str(make_error(b"E_BAD_PROTOCOL")) == "E_BAD_PROTOCOL"
     unknown = make_error(b"E_NEW thing")
     assert (type(unknown), unknown.code, unknown.fatal) == (NSQErrorCode, "E_NEW", True)
+    of_the_system = errors.NSQSocketError(111, "refused")
+    assert (of_the_system.code, of_the_system.errno, isinstance(of_the_system, OSError)) == ("ECONNREFUSED", 111, True)
+    assert errors.NSQConnectionClosed("nsqd closed the connection").code == "CLOSED"
 
 
 HOSTILE = [
     pytest.param(b"E_INVALID a\r\nERROR forged", "E_INVALID a  ERROR forged", id="line ends"),
     pytest.param(b"E_INVALID \x1b[31mred\x07\x00", "E_INVALID  [31mred", id="terminal escapes"),
     pytest.param(b"E_INVALID \xc2\x9b31m\xe2\x80\xae", "E_INVALID  31m", id="C1 control and direction of writing"),
-    pytest.param(b"E_INVALID \xff", "E_INVALID \\xff", id="no UTF-8"),
-    pytest.param(b"E_\x1b[2J x", "E_ [2J x", id="code"),
+    pytest.param(b"E_\x1b \xff", "E_  \\xff", id="code, no UTF-8"),
     pytest.param(b"\n", "error frame without a text", id="nothing but a line end"),
     pytest.param(b"E_INVALID " + b"x" * 1_000_000, "E_INVALID " + "x" * (MAX_SHOWN - 10) + "...", id="long"),
 ]
@@ -81,12 +83,6 @@ def test_text_is_made_of_facts_that_are_copied_and_pickled(error, text):
         assert (type(made), str(made), facts(made)) == (type(error), text, facts(error))
 
 
-def test_error_of_the_system_has_its_code():
-    error = errors.NSQSocketError(111, "refused")
-    assert (error.code, error.errno, isinstance(error, OSError)) == ("ECONNREFUSED", 111, True)
-    assert errors.NSQConnectionClosed("nsqd closed the connection").code == "CLOSED"
-
-
 def test_program_names_the_options_that_errors_ask_for():
     error = NSQException("refused", hint="give {tls_v1=True} or {auth_secret}")
 
@@ -125,18 +121,11 @@ def test_hint_of_a_limit_has_the_flag_of_nsqd(error, hint):
     assert hint or not error.hint
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        pytest.param("1.3.0", "1.3.0", id="as it is"),
-        pytest.param("\ud800x", "x", id="lone surrogate"),
-        pytest.param("é" * MAX_SHOWN, "é" * MAX_SHOWN, id="at the limit"),
-        pytest.param("𝄞".encode() * (MAX_SHOWN + 1), "𝄞" * MAX_SHOWN + "...", id="bytes above the limit"),
-        pytest.param("𝄞".encode() * MAX_SHOWN, "𝄞" * MAX_SHOWN, id="bytes at the limit"),
-    ],
-)
-def test_text_of_a_server_is_cut_and_cleaned(text, shown):
-    assert printable(text) == shown
+def test_text_of_a_server_is_cut_and_cleaned():
+    assert printable("\ud800x") == "x"
+    for letter in ("𝄞", "𝄞".encode()):
+        assert printable(letter * MAX_SHOWN) == "𝄞" * MAX_SHOWN
+        assert printable(letter * (MAX_SHOWN + 1)) == "𝄞" * MAX_SHOWN + "..."
 
 
 def test_all_are_nsq_exceptions():
@@ -149,7 +138,6 @@ def test_all_are_nsq_exceptions():
 
 AT_FAULT = [
     pytest.param(make_error(b"E_BAD_MESSAGE PUB message too big 2 > 1"), "message", id="body too large"),
-    pytest.param(make_error(b"E_BAD_BODY MPUB body too big 2 > 1"), "message", id="MPUB too large"),
     pytest.param(make_error(b"E_BAD_BODY IDENTIFY body too big 2 > 1"), "setup", id="IDENTIFY refused"),
     pytest.param(make_error(b"E_INVALID DPUB timeout 2 out of range 0-1"), "message", id="delay too long"),
     pytest.param(make_error(b"E_INVALID cannot PUB in current state (TLS required)"), "setup", id="TLS required"),
@@ -157,7 +145,6 @@ AT_FAULT = [
     pytest.param(make_error(b"E_UNAUTHORIZED"), "setup", id="no right"),
     pytest.param(make_error(b"E_NEW"), "setup", id="unknown code"),
     pytest.param(errors.NSQNotSentTimeout(), "nsqd", id="not sent"),
-    pytest.param(errors.NSQUnknownClosed(), "nsqd", id="unknown"),
     pytest.param(errors.NSQHttpUnreachable("x"), "nsqd", id="HTTP not reached"),
     pytest.param(errors.NSQFrameError(), "setup", id="not an nsqd"),
     pytest.param(NSQManyFailed([Chunk(0, 1, ValueError())]), "message", id="one chunk with a bad message"),

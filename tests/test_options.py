@@ -35,7 +35,10 @@ def refused(kind, field, value, error, words):
 
 def test_each_option_that_is_a_number_has_bounds_that_its_error_names():
     assert len(NUMBERS) > 30
+    units = {"s": timedelta(seconds=1), "ms": timedelta(milliseconds=1)}
     for kind, field in NUMBERS:
+        if (unit := units.get(field.metadata["unit"])) is not None:
+            assert getattr(kind(**{field.name: 2 * unit}), field.name) == 2
         low, high = field.metadata["minimum"], field.metadata["maximum"]
         assert low is not None, f"{kind.__name__}.{field.name}"
         for value in (low, *([] if high is None else [high]), *field.metadata["special"]):
@@ -59,8 +62,6 @@ def test_each_option_has_a_row_in_the_reference():
     ("name", "value", "words"),
     [
         pytest.param("heartbeat_interval", 0.5, "heartbeat_interval 0.5 must be within 1 to 2147483 or -1 s", id="low"),
-        pytest.param("timeout", math.inf, "timeout inf must be finite, and at least 0.001 s", id="infinite"),
-        pytest.param("sample_rate", 100, "sample_rate 100 must be within 0 to 99 %", id="high"),
         pytest.param(
             "timeout", timedelta(0), r"timeout timedelta\(seconds=0\) must be at least 0.001 s", id="timedelta"
         ),
@@ -94,15 +95,6 @@ def test_number_may_be_text_or_a_float_without_a_fraction(options, form):
     assert all(type(getattr(made, name)) is int for name in ints)
 
 
-def test_duration_may_be_a_timedelta():
-    units = {"s": timedelta(seconds=1), "ms": timedelta(milliseconds=1)}
-    durations = [(kind, field) for kind, field in FIELDS if field.metadata["unit"] in units]
-
-    assert len(durations) > 20
-    for kind, field in durations:
-        assert getattr(kind(**{field.name: 2 * units[field.metadata["unit"]]}), field.name) == 2
-
-
 @pytest.mark.parametrize("value", ["5", "5.0", 5.0, None])
 def test_clients_take_numbers_as_gnsq_1_0_did(value):
     numbers = {"timeout": value, "deflate_level": value}
@@ -119,11 +111,6 @@ def test_secret_may_be_text():
         ConnectionOptions(auth_secret="hidden\ud800")
 
 
-def test_unknown_option_lists_all_options():
-    with pytest.raises(TypeError, match=r"Consumer has no option xyz; options are address_resolver, auth_secret"):
-        ConnectionOptions.from_keywords("Consumer", {"xyz": 1})
-
-
 MISSPELT = [
     pytest.param(lambda: Consumer("t", "c", "a", max_inflight=1), "Consumer", "max_in_flight", id="Consumer"),
     pytest.param(lambda: Consumer("t", "c", "a", hartbeat_interval=1), "Consumer", "heartbeat_interval", id="TCP"),
@@ -131,11 +118,9 @@ MISSPELT = [
         lambda: Consumer("t", "c", "a", lookupd_http_address="b"), "Consumer", "lookupd_http_addresses", id="parameter"
     ),
     pytest.param(lambda: Producer("a", batch_mesages=1), "Producer", "batch_messages", id="Producer"),
-    pytest.param(lambda: Producer("a", thread=True), "Producer", "threaded", id="Producer's parameter"),
     pytest.param(lambda: NsqdTCPClient("a", tls=True), "NsqdTCPClient", "tls_v1", id="NsqdTCPClient"),
     pytest.param(lambda: NsqdHTTPClient("a", 1, tmeout=1), "NsqdHTTPClient", "timeout", id="NsqdHTTPClient"),
     pytest.param(lambda: LookupdClient("a", 1, ca_cert="x"), "LookupdClient", "ca_certs", id="LookupdClient"),
-    pytest.param(lambda: LookupdClient("a", 1, user_agent="x"), "LookupdClient", "useragent", id="its parameter"),
     pytest.param(
         lambda: Consumer("t", "c", lookupd_http_addresses="a", lookupd_options={"ca_cert": "x"}),
         "LookupdClient",
@@ -149,7 +134,6 @@ MISSPELT = [
         id="tls_options",
     ),
     pytest.param(lambda: FakeNsqd(max_msgsize=1), "FakeNsqd", "max_msg_size", id="FakeNsqd"),
-    pytest.param(lambda: FakeNsqd(seeds=1), "FakeNsqd", "seed", id="its parameter"),
     pytest.param(lambda: FakeLookupd(tcp_adress="x"), "FakeLookupd", "tcp_address", id="FakeLookupd"),
     pytest.param(lambda: FakeCluster(max_msgsize=1), "FakeCluster", "max_msg_size", id="FakeCluster"),
 ]
@@ -167,8 +151,8 @@ def raising(count):
 
 @pytest.mark.parametrize(
     "function",
-    [raising, *(lambda count, value=value: value for value in (-1, float("nan"), "soon", None, True, 10**400))],
-    ids=["raises", "negative", "nan", "text", "None", "bool", "huge"],
+    [raising, *(lambda count, value=value: value for value in (-1, "soon", 10**400))],
+    ids=["raises", "negative", "text", "huge"],
 )
 @pytest.mark.parametrize(
     ("name", "ask", "default"),
@@ -197,20 +181,12 @@ def test_delay_that_would_overflow_in_nsqd_is_cut():
         ("tls_options", "x", "tls_options must be a dict"),
         ("tls_context", "x", "tls_context must be an ssl.SSLContext"),
         ("address_resolver", "x", "address_resolver must be callable"),
-        ("sample_rate", timedelta(seconds=5), "sample_rate must be int, not"),
         ("timeout", "soon", r"timeout must be float \(seconds\) or a timedelta, not 'soon'"),
     ],
 )
 def test_wrong_types_are_refused_where_the_option_is_given(name, value, words):
     with pytest.raises(TypeError, match=words):
         ConnectionOptions(**{name: value})
-
-
-def test_secret_is_in_no_text():
-    assert "hidden" not in repr(ConnectionOptions(auth_secret=b"hidden"))
-    with pytest.raises(TypeError) as caught:
-        ConnectionOptions(auth_secret=["hidden"])
-    assert "hidden" not in str(caught.value)
 
 
 @pytest.mark.parametrize("options", [{"tls_options": {}}, {"server_hostname": "nsqd.example"}])
