@@ -20,7 +20,6 @@ from tests.kit.http_peer import http_peer, reply
         ("host", "http://host:9/"),
         ("https://host:2/", "https://host:2/"),
         ("HTTP://HOST:2", "http://host:2/"),
-        ("http://[::1]:2", "http://[::1]:2/"),
         ("[::1]:2", "http://[::1]:2/"),
         ("http://host:2/nsq/one/", "http://host:2/nsq/one/"),
         ("http://user:secret@host:2", "http://host:2/"),
@@ -40,7 +39,6 @@ def test_url_parts_have_defaults(url, address):
     [
         ("ftp://host:1", "'ftp://host:1': scheme must be http or https"),
         ("http://host:port", "'http://host:port': port must be a number"),
-        ("http://host:70000", "port must be a number"),
         ("http://host:0", "port '0' of address 'host:0' is not a number from 1 to 65535"),
         ("http://[::1", "IPv6 stands in brackets"),
         ("http://host:1/?a b", "query (not shown: it may be secret) must be as in a URL"),

@@ -29,11 +29,17 @@ def certificates(tmp_path_factory):
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
+def context_of_server(certificates, ca=None, *, expired=False):
+    """Make a context that requires a certificate of the client if a CA is given."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
+    context.load_cert_chain(*certificates.server(["nsqd.example"], expired=expired))
+    context.verify_mode = ssl.CERT_REQUIRED if ca else ssl.CERT_NONE
+    return context
+
+
 @pytest.fixture(scope="module")
 def server_context(certificates):
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*certificates.server(["nsqd.example"]))
-    return context
+    return context_of_server(certificates)
 
 
 def options(certificates, **tls):
@@ -140,10 +146,11 @@ def test_garbage_inside_tls_is_an_error(pair, certificates, server_context):
         client.recv(10)
 
 
-def failing(pair, certificates, server_context, name="nsqd.example", **tls):
+def failing(pair, certificates, server_context, **tls):
     """The words of the error that a client's handshake, or its first read, ends with."""
     accepting = gevent.spawn(TlsTransport(pair[1], server_context, server_side=True).handshake)
-    client = TlsTransport(pair[0], client_context(options(certificates, **tls)), server_hostname=name, peer="nsqd:4150")
+    context = client_context(options(certificates, **tls))
+    client = TlsTransport(pair[0], context, server_hostname="nsqd.example", peer="nsqd:4150")
 
     def connect():
         client.handshake()
@@ -156,27 +163,8 @@ def failing(pair, certificates, server_context, name="nsqd.example", **tls):
     return str(caught.value)
 
 
-def test_unknown_ca_is_refused_with_a_remedy(pair, certificates, server_context):
-    text = failing(pair, certificates, server_context, ca_certs=None)
-
-    assert text.startswith("nsqd:4150: TLS failed: certificate not accepted: unable to get local issuer")
-    assert "ca_certs" in text
-    assert "CERT_NONE" in text
-
-
-def test_other_host_name_is_refused(pair, certificates, server_context):
-    text = failing(pair, certificates, server_context, name="other.example")
-
-    assert "Hostname mismatch" in text
-    assert "server_hostname" in text
-    assert "CERT_NONE" not in text
-
-
 def test_expired_certificate_is_refused_with_its_date(pair, certificates):
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*certificates.server(["nsqd.example"], expired=True))
-
-    text = failing(pair, certificates, context)
+    text = failing(pair, certificates, context_of_server(certificates, expired=True))
 
     # OpenSSL 1.1.1 has forgotten the certificate by then.
     date = rf": it ended {ENDED}" if ssl.OPENSSL_VERSION_INFO >= (3,) else ""
@@ -186,9 +174,7 @@ def test_expired_certificate_is_refused_with_its_date(pair, certificates):
 
 @pytest.mark.parametrize("version", VERSIONS, ids=["1.2", "newest"])
 def test_expired_certificate_of_the_client_is_named_with_its_date(pair, certificates, version):
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates.ca)
-    context.load_cert_chain(*certificates.server(["nsqd.example"]))
-    context.verify_mode = ssl.CERT_REQUIRED
+    context = context_of_server(certificates, certificates.ca)
     certificate, key = certificates.client(expired=True)
 
     text = failing(pair, certificates, context, ssl_version=version, certfile=certificate, keyfile=key)
@@ -197,9 +183,7 @@ def test_expired_certificate_of_the_client_is_named_with_its_date(pair, certific
 
 
 def test_certificate_of_a_client_that_is_valid_is_not_blamed(pair, certificates, tmp_path):
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)  # it trusts another CA
-    context.load_cert_chain(*certificates.server(["nsqd.example"]))
-    context.verify_mode = ssl.CERT_REQUIRED
+    context = context_of_server(certificates, Certificates(tmp_path).ca)
     certificate, key = certificates.client()
 
     text = failing(pair, certificates, context, certfile=certificate, keyfile=key)
@@ -211,10 +195,8 @@ def test_certificate_of_a_client_that_is_valid_is_not_blamed(pair, certificates,
 @pytest.mark.parametrize(
     ("not_after", "expected"),
     [
-        (datetime(2020, 2, 1, 12, tzinfo=UTC), "2020-02-01"),
-        (datetime(2049, 12, 31, tzinfo=UTC), "2049-12-31"),
+        (datetime(2049, 12, 31, 12, tzinfo=UTC), "2049-12-31"),
         (datetime(2050, 1, 1, tzinfo=UTC), "2050-01-01"),
-        (datetime(9999, 12, 31, tzinfo=UTC), "9999-12-31"),
     ],
     ids=str,
 )
@@ -227,26 +209,6 @@ def test_end_of_a_certificate_is_read(not_after, expected):
     assert f"{certificate_end(der):%Y-%m-%d}" == expected
     for size in range(len(der)):
         certificate_end(der[:size])  # does not raise
-
-
-@pytest.mark.parametrize("version", VERSIONS, ids=["1.2", "newest"])
-def test_error_of_a_missing_client_certificate_has_a_remedy(pair, certificates, version):
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates.ca)
-    context.load_cert_chain(*certificates.server(["nsqd.example"]))
-    context.verify_mode = ssl.CERT_REQUIRED
-
-    assert "certfile" in failing(pair, certificates, context, ssl_version=version)
-
-
-def test_client_certificate_is_shown(pair, certificates):
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates.ca)
-    context.load_cert_chain(*certificates.server(["nsqd.example"]))
-    context.verify_mode = ssl.CERT_REQUIRED
-    certificate, key = certificates.client("orders")
-
-    _, server = shaken(*pair, client_context(options(certificates, certfile=certificate, keyfile=key)), context)
-
-    assert (("commonName", "orders"),) in server.object.getpeercert()["subject"]
 
 
 def test_peer_that_speaks_no_tls_is_an_error(pair, certificates):
@@ -301,26 +263,17 @@ def test_ssl_version_means_that_version(given, version):
     assert (context.minimum_version == version) is (version is not ssl.TLSVersion.MAXIMUM_SUPPORTED)
 
 
-@pytest.mark.parametrize("value", [None, "no", 1])
-def test_check_hostname_is_yes_or_no(value):
+def test_check_hostname_is_yes_or_no():
     with pytest.raises(TypeError, match="check_hostname of tls_options must be bool"):
-        client_context(ConnectionOptions(tls_v1=True, tls_options={"check_hostname": value}))
-
-
-def test_given_context_is_used_as_it_is():
-    context = ssl.create_default_context()
-
-    assert client_context(ConnectionOptions(tls_context=context)) is context
+        client_context(ConnectionOptions(tls_v1=True, tls_options={"check_hostname": None}))
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"ca_certs": "/no/such.pem"}, r"tls_options: ca_certs '/no/such.pem' can't be used: .*No such file"),
         ({"certfile": __file__}, r"certificate '.*test_tls.py' with key None can't be used"),
         ({"cert_reqs": 17}, "17 is not a valid VerifyMode"),
-        ({"ssl_version": 99}, "ssl_version 99 of tls_options is neither"),
-        ({"ssl_version": "TLSv1_2"}, "ssl_version 'TLSv1_2'"),
+        ({"ssl_version": "TLSv1_2"}, "ssl_version 'TLSv1_2' of tls_options is neither"),
         ({"keyfile": "k.pem"}, "a keyfile without its certfile"),
         ({"certfile": __file__, "keyfile": "/no/k.pem"}, "tls_options: key '/no/k.pem' can't be read: No such file"),
         ({"certfile": "/no/c.pem", "keyfile": __file__}, "certificate '/no/c.pem' can't be read: No such file"),
@@ -331,10 +284,7 @@ def test_unusable_dictionary_names_the_file(given, words):
         client_context(ConnectionOptions(tls_v1=True, tls_options=given))
 
 
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [("cafile", "ca_certs"), ("capath", "ca_certs"), ("cert_file", "certfile"), ("key_file", "keyfile")],
-)
+@pytest.mark.parametrize(("given", "meant"), [("cafile", "ca_certs"), ("cert_file", "certfile")])
 def test_unknown_key_of_another_library_names_that_of_gnsq(given, meant):
     with pytest.raises(TypeError, match=rf"tls_options has no {given}; did you mean {meant}\?"):
         client_context(ConnectionOptions(tls_v1=True, tls_options={given: "x"}))
