@@ -155,17 +155,38 @@ def test_nothing_is_said_of_what_is_right(files):
     assert files.violations() == []
 
 
-@pytest.mark.parametrize(("make", "title"), VIOLATIONS.items(), ids=lambda each: getattr(each, "__name__", None))
-def test_the_judge_sees(files, make, title):
+KILLED = [Fault("killed", "nsqd0", 1.5, 2.0), Fault("stopped", "nsqd0", 7.0, 7.5)]
+FULL = [Fault("has a full disk", "nsqd0", 0.5, 1.5)]
+
+
+def lost_records(kind, at):
+    """Of the topic or of a channel."""
+    return [Fault(f"{LOST_RECORDS}{kind}", "nsqd0", at, at)]
+
+
+EXPLAINED = [
+    *((make, KILLED) for make in (lost, comes_again, early, excess, cut)),
+    *((make, FULL) for make in (torn, torn_letter)),
+    *((lost, lost_records(kind, 3.5)) for kind in ("orders", "orders:b")),
+]
+NOT_EXPLAINED = [
+    *[(torn, [Fault("has a full disk", "nsqd1", 0.5, 1.5)]), (torn_letter, KILLED)],
+    *[(lost, lost_records("orders:a", 3.5)), (lost, lost_records("orders:b", 0.5))],  # another channel, before
+]
+
+
+@pytest.mark.parametrize(("make", "faults"), [*((make, []) for make in VIOLATIONS), *NOT_EXPLAINED])
+def test_the_judge_sees(files, make, faults):
     make(files)
+    files.faults = faults
 
-    assert files.violations() == [title]
+    assert files.violations() == [VIOLATIONS[make]]
 
 
-@pytest.mark.parametrize("make", [lost, comes_again, early, excess, cut], ids=lambda each: each.__name__)
-def test_a_kill_of_the_nsqd_explains(files, make):
+@pytest.mark.parametrize(("make", "faults"), EXPLAINED)
+def test_a_fault_of_the_nsqd_explains(files, make, faults):
     make(files)
-    files.faults = [Fault("killed", "nsqd0", 1.5, 2.0), Fault("stopped", "nsqd0", 7.0, 7.5)]
+    files.faults = faults
 
     assert files.violations() == []
 
@@ -233,33 +254,12 @@ def test_a_consumer_may_end_a_silent_connection_after_refused_answers(files, too
     assert files.violations() == expected
 
 
-@pytest.mark.parametrize(
-    ("kind", "ended", "expected"),
-    [
-        pytest.param("orders:b", 3.5, [], id="of the channel"),
-        pytest.param("orders", 3.5, [], id="of the topic"),
-        pytest.param("orders:a", 3.5, ["confirmed and lost"], id="of another channel"),
-        pytest.param("orders:b", 0.5, ["confirmed and lost"], id="before the publish"),
-    ],
-)
-def test_lost_records_of_a_disk_queue_explain(files, kind, ended, expected):
-    lost(files)
-    files.faults = [Fault(f"{LOST_RECORDS}{kind}", "nsqd0", ended, ended)]
-
-    assert files.violations() == expected
-
-
-def test_refused_answers_are_read_from_the_log_of_nsqd(tmp_path):
-    (tmp_path / "log").write_text(LOG)
-
-    assert Node("nsqd0", None, None, None, 0, tmp_path / "log").refused() == {"18aea5522e269000", "18aea5400b269003"}
-
-
-def test_lost_records_are_read_from_the_log_of_nsqd(tmp_path):
+def test_refused_answers_and_lost_records_are_read_from_the_log_of_nsqd(tmp_path):
     (tmp_path / "log").write_text(LOG)
     node = Node("nsqd0", None, None, None, 0, tmp_path / "log")
     now = time.monotonic() - time.time()
 
+    assert node.refused() == {"18aea5522e269000", "18aea5400b269003"}
     assert [(kind, round(at - now)) for kind, at in node.lost_records()] == [
         ("has lost records of orders:a", round(datetime(2026, 11, 30, 9, 55, 56).timestamp()))
     ]
@@ -281,32 +281,6 @@ def test_a_kill_brings_nothing_again_that_was_only_in_memory(files):
     files.faults = [Fault("killed", "nsqd0", 5.5, 6.0)]
 
     assert files.violations() == ["came again without a reason"]
-
-
-FULL = Fault("has a full disk", "nsqd0", 0.5, 1.5)
-
-
-@pytest.mark.parametrize("make", [torn, torn_letter], ids=lambda each: each.__name__)
-def test_a_full_disk_explains(files, make):
-    make(files)
-    files.faults = [FULL]
-
-    assert files.violations() == []
-
-
-@pytest.mark.parametrize("make", [torn, torn_letter], ids=lambda each: each.__name__)
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(Fault("has a full disk", "nsqd1", 0.5, 1.5), id="of another nsqd"),
-        pytest.param(Fault("killed", "nsqd0", 0.5, 1.5), id="a kill"),
-    ],
-)
-def test_no_other_fault_explains_torn_bytes(files, make, fault):
-    make(files)
-    files.faults = [fault]
-
-    assert files.violations() == ["refused or not sent, and handled"]
 
 
 @pytest.mark.parametrize(
