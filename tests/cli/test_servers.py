@@ -59,18 +59,12 @@ def file(config_folder):
 # --- where settings come from
 
 
-@pytest.mark.parametrize("value", ["a:4150,b:4150", "a:4150 b:4150", "a:4150, b:4150"])
-def test_variable_may_have_several_addresses(load, value):
-    assert load(GNSQ_NSQD=value).nsqds == ("a:4150", "b:4150")
+def test_variable_may_have_several_addresses(load):
+    assert load(GNSQ_NSQD="a:4150, b:4150 c").nsqds == ("a:4150", "b:4150", "c:4150")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment"),
-    [(["--cluster", "other"], {}), ([], {"GNSQ_CLUSTER": "other"})],
-    ids=["option", "variable"],
-)
-def test_named_cluster_of_the_file(load, file, arguments, environment):
-    cluster = load(*arguments, **environment)
+def test_named_cluster_of_the_file(load, file):
+    cluster = load(GNSQ_CLUSTER="other")
 
     assert (cluster.nsqds, cluster.lookupds, cluster.timeout) == ((), ("lookupd-1:4161", "lookupd-2"), 3.0)
     assert (cluster.connection["tls_v1"], cluster.connection["deflate"]) == (True, True)
@@ -111,12 +105,6 @@ def test_addresses_of_two_sources_are_not_mixed(load, file, arguments, variables
     assert (cluster.nsqds, cluster.lookupds, cluster.nsqds_http) == (nsqds, lookupds, http)
 
 
-def test_timeout_limits_publishes_and_the_close_of_a_producer(load):
-    options = load("--nsqd", "a", "--timeout", "7").producer().options
-
-    assert (options.publish_timeout, options.close_timeout) == (7.0, 7.0)
-
-
 def test_paths_in_the_file_are_relative_to_it(load, config_folder, file, fakensqd_certificates):
     (config_folder / "ca.pem").write_bytes(Path(fakensqd_certificates.ca).read_bytes())
     (config_folder / "secret").write_text("s\n")
@@ -150,14 +138,6 @@ def test_target_is_a_second_cluster_with_the_settings_of_the_first(file):
     ]
 
 
-def test_empty_setting_of_the_file_is_as_if_it_was_not_given(load, file):
-    file.write_text('cluster = "a"\n[clusters.a]\nnsqd = "a"\ntls_ca = ""\nauth_secret_file = ""\n')
-
-    cluster = load()
-
-    assert (cluster.connection.get("tls_v1"), cluster.http["ca_certs"]) == (None, None)
-
-
 def test_help_of_a_command_refers_to_the_connection_options():
     own, connection = invoke("pub", "--help").output, invoke("help", "connection").output
 
@@ -172,14 +152,10 @@ def test_summaries_are_not_cut():
 
 
 def test_unknown_command_is_named_with_a_similar_one():
-    for words, text in (
-        (["tial"], "there is no command 'tial'; did you mean tail?"),
-        (["topic", "lst"], "there is no command 'lst'; did you mean list?"),
-    ):
-        result = invoke(*words)
+    result = invoke("topic", "lst")
 
-        assert result.exit_code == 2
-        assert text in result.stderr
+    assert result.exit_code == 2
+    assert "there is no command 'lst'; did you mean list?" in result.stderr
 
 
 # --- what is refused
@@ -187,11 +163,7 @@ def test_unknown_command_is_named_with_a_similar_one():
 REFUSED_FILES = [
     pytest.param("[clusters.a]\nnsqds = 'a'", r"clusters.a.nsqds is unknown; did you mean nsqd\? settings are nsqd,"),
     pytest.param("[clusters.a]\nnsqd = 4150", "clusters.a.nsqd must be a string or a list of strings, not 4150"),
-    pytest.param("[clusters.a]\ntls = 'yes'", "clusters.a.tls must be true or false, not 'yes'"),
     pytest.param("[clusters.a]\ntls_ca = 'no.pem'", "clusters.a.tls_ca: File '.*/no.pem' does not exist"),
-    pytest.param("[clusters.a]\ntimeout = 'x'", "clusters.a.timeout must be a number of seconds, .* not 'x'"),
-    pytest.param("[clusters.a]\ntimeout = 0", "clusters.a.timeout 0 must be at least 0.001 s"),
-    pytest.param("[clusters.a]\ncompression = 'gzip'", "clusters.a.compression 'gzip' must be one of none, snappy"),
     pytest.param(
         "[cluster.a]\nnsqd = 'a'", r"cluster must be the name of a cluster, and \[clusters.NAME\] its table, not "
     ),
@@ -212,12 +184,6 @@ def test_what_is_wrong_in_the_file_is_named_with_its_path(load, file, text, erro
     file.write_text(text)
 
     assert re.fullmatch(f"{file}: .*{error}.*", load(), re.DOTALL)
-
-
-def test_file_that_is_no_text_is_named(load, file):
-    file.write_bytes(b"\xff")
-
-    assert load().startswith(f"{file}: 'utf-8' codec can't decode byte 0xff")
 
 
 def test_unknown_cluster_gets_a_similar_one_suggested(load, file):
@@ -241,23 +207,11 @@ def test_command_without_an_address_says_how_to_give_one(load, config_folder):
 
 
 REFUSED = [
-    pytest.param(
-        ["--nsqd", "http://a:4161"], "--nsqd: address .* is a URL; .* only nsqlookupd as a URL, in --lookupd", id="URL"
-    ),
     pytest.param(["--nsqd", "a:b"], "--nsqd: port 'b' of address 'a:b' is not a number from 1 to 65535", id="port"),
     pytest.param(["--nsqd", "::1:4150"], r"IPv6 is written in brackets, as '\[::1\]:4150'", id="IPv6"),
-    pytest.param(["--nsqd", "a", "--timeout", "0"], "timeout 0 must be at least 0.001 s", id="timeout"),
     pytest.param(["--nsqd", "a", "--timeout", "inf"], "timeout", id="no limit"),
-    pytest.param(["--nsqd", "a", "--tls-ca", "no.pem"], "File 'no.pem' does not exist", id="no file"),
-    pytest.param(
-        ["--nsqd", "a", "--tls-ca", __file__],
-        f"TLS: --tls-ca '{__file__}' can't be used",
-        id="no certificate",
-    ),
+    pytest.param(["--nsqd", "a", "--tls-ca", __file__], f"TLS: --tls-ca '{__file__}' can't", id="no certificate"),
     pytest.param(["--nsqd", "a", "--tls-key", __file__], "--tls-key is given without --tls-cert", id="key alone"),
-    pytest.param(
-        ["--nsqd", "a", "--auth-secret-file", "/dev/null"], "--auth-secret-file /dev/null is empty", id="empty"
-    ),
 ]
 
 
@@ -268,7 +222,6 @@ def test_refused_option(load, arguments, error):
 
 VARIABLES = [
     pytest.param("NSQD", "a:b", "GNSQ_NSQD: port 'b' of address 'a:b' is not", id="nsqd"),
-    pytest.param("NSQD", "http://a", "GNSQ_NSQD: address 'http://a' is a URL", id="URL"),
     pytest.param("NSQD_HTTP", "ftp://a", "GNSQ_NSQD_HTTP: ", id="nsqd_http"),
     pytest.param("LOOKUPD", "a:b", "GNSQ_LOOKUPD: 'a:b': port must be a number", id="lookupd"),
     pytest.param("TIMEOUT", "abc", "the environment variable GNSQ_TIMEOUT: timeout must be a number", id="timeout"),
@@ -277,7 +230,6 @@ VARIABLES = [
     pytest.param("TLS_CA", "no.pem", "the environment variable GNSQ_TLS_CA: File 'no.pem' does not", id="no file"),
     pytest.param("TLS_CA", __file__, f"TLS: GNSQ_TLS_CA '{__file__}' can't be used", id="no certificate"),
     pytest.param("TLS_KEY", __file__, "GNSQ_TLS_KEY is given without --tls-cert", id="key alone"),
-    pytest.param("AUTH_SECRET_FILE", "/dev/null", "GNSQ_AUTH_SECRET_FILE /dev/null is empty", id="empty"),
     pytest.param("CLUSTER", "othr", "there is no cluster 'othr', which GNSQ_CLUSTER names; did you", id="cluster"),
     pytest.param("CONFIG", "no.toml", "the environment variable GNSQ_CONFIG: File 'no.toml' does not", id="config"),
 ]
@@ -339,30 +291,19 @@ def test_each_option_that_an_error_may_name_has_its_flag():
     assert named == set(option_texts(dict.fromkeys(SETTINGS, "")))
 
 
-@pytest.mark.parametrize(
-    ("nsqd_options", "text"),
-    [
-        ({"tls_required": "tcp-https"}, "nsqd runs with --tls-required: give --tls"),
-        (
-            {"auth_http_addresses": "127.0.0.1:1"},
-            "nsqd requires AUTH, and no secret is given (nsqd runs with --auth-http-address: give --auth-",
-        ),
-    ],
-    ids=["TLS", "AUTH"],
-)
-def test_failure_is_said_once_and_names_the_flag(fakensqd_certificates, nsqd_options, text):
+def test_failure_is_said_once_and_names_the_flag(fakensqd_certificates):
     certificate, key = fakensqd_certificates.server()
-    with FakeNsqd(tls_cert=certificate, tls_key=key, **nsqd_options).in_thread() as nsqd:
+    with FakeNsqd(tls_cert=certificate, tls_key=key, tls_required="tcp-https").in_thread() as nsqd:
         result = invoke("pub", "t", "-m", "1", "--nsqd", nsqd.tcp_address, "--timeout", "0.5")
 
     assert result.exit_code == 1
-    assert result.stderr.count(text) == 1
+    assert result.stderr.count("nsqd runs with --tls-required: give --tls") == 1
 
 
 # --- settings are used
 
 
-@pytest.mark.parametrize("compression", ["none", "snappy", "deflate"])
+@pytest.mark.parametrize("compression", ["snappy", "deflate"])
 def test_tls_auth_and_compression_are_used(tmp_path, fakensqd_certificates, compression):
     certificate, key = fakensqd_certificates.server()
     own_certificate, own_key = fakensqd_certificates.client("cli")
@@ -384,9 +325,7 @@ def test_tls_auth_and_compression_are_used(tmp_path, fakensqd_certificates, comp
 
     assert (result.exit_code, published) == (0, [b"1"]), result.stderr
     assert '"tls_v1":true' in identified
-    assert [name for name in ("snappy", "deflate") if f'"{name}":true' in identified] == [compression] * (
-        compression != "none"
-    )
+    assert [name for name in ("snappy", "deflate") if f'"{name}":true' in identified] == [compression]
 
 
 def test_certificate_for_another_name_is_refused_unless_it_is_given(fakensqd_certificates):
