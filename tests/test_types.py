@@ -12,6 +12,7 @@ import pytest
 
 from fakensqd import FakeNsqd
 from gnsq import Consumer, NsqdHTTPClient, NsqdTCPClient, Producer, signals
+from gnsq.census import parse_stats
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict
 from gnsq.httpclient import HTTPClient, HttpClientOptionsDict, HttpOptions, HttpOptionsDict
 from gnsq.nsqd.pool import ReconnectOptions, ReconnectOptionsDict
@@ -121,6 +122,7 @@ def test_old_servers_have_the_keys_that_are_required():
     found = {"NsqdStats": stats, "NsqdTopicStats": topic, "NsqdChannelStats": channel, "NsqdClientStats": subscriber}
     assert {name: keys[name][1] - set(document) for name, document in found.items()} == {name: set() for name in found}
     assert {name: set(document) - keys[name][0] for name, document in found.items()} == {name: set() for name in found}
+    assert parse_stats(stats).counts["t", ""]["message_count"] == 1
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------
@@ -176,14 +178,12 @@ def test_signals_are_sent_and_documented_with_the_arguments_of_their_types(owner
 SNIPPET = """
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
 from typing import Unpack, assert_type
 
-from blinker import Signal
 from gnsq import Consumer, LookupdClient, Message, NsqdHTTPClient, NsqdTCPClient, Producer, PublishResult
 from gnsq.consumer import ConsumerOptionsDict, Handler
 from gnsq.contrib.batch import BatchHandler
@@ -240,29 +240,21 @@ USES = [
 ]
 RIGHT = [
     "assert_type(producer.publish('t', b'x'), bytes)",
-    "assert_type(producer.publish('t', b'x', raise_error=True), bytes)",
     "assert_type(producer.publish('t', b'x', raise_error=False), PublishResult)",
     "assert_type(producer.publish('t', b'x', raise_error=flag), bytes | PublishResult)",
     "assert_type(producer.multipublish('t', [b'x']), bytes)",
-    "assert_type(producer.multipublish('t', [b'x'], raise_error=False), PublishResult)",
     "assert_type(producer.publish_many('t', [b'x']), list[Chunk])",
     "assert_type(producer.close(), list[Unconfirmed])",
-    "Consumer('t', 'c').give_up(Message(0, 1, b'', b''), 'bad')",
     "Consumer('t', 'c', give_up_on=ValueError, retry_on=(OSError, KeyError), max_age=timedelta(days=1))",
     "assert_type(Consumer('t', 'c', dead_letter_topic='d').dead_letter(Message(0, 1, b'', b'')), DeadLetter)",
     "assert_type(result.get(timeout=1.0), bytes)",
     "assert_type(result.wait(1), bytes | None)",
-    "assert_type(result.exception, Exception | None)",
-    "assert_type(result.ready(), bool)",
     "assert_type(result.as_future(), Future[bytes])",
-    "assert_type(asyncio.wrap_future(result.as_future()), asyncio.Future[bytes])",
     "result.add_done_callback(lambda result: print(result.get()))",
     "assert_type(QueueHandler().get(timeout=1), Message)",
-    "assert_type([message for message in QueueHandler()], list[Message])",
     "assert_type(ChannelHandler().get(), Message)",
     "assert_type(http.stats(text=True), bytes)",
     "[channel['depth'] for topic in http.stats('t')['topics'] or [] for channel in topic['channels']]",
-    "Consumer('t', 'c', 'nsqd', max_tries=3, handler_timeout=5, reconnect_initial=1, tls_v1=True, snappy=True)",
     "Consumer('t', 'c', lookupd_poll_interval=timedelta(minutes=1), close_timeout=timedelta(seconds=5))",
     "Consumer('t', 'c', requeue_delay=lambda attempts: timedelta(seconds=attempts), backoff=2.5)",
     "Nsqd('nsqd'), Lookupd('lookupd')",
@@ -273,81 +265,57 @@ RIGHT = [
     "LookupdClient.from_url('https://lookupd', timeout=2.0, ca_certs='ca.pem')",
     "consume(concurrency=2), produce(publish_timeout=5)",
     "producer.on_error.connect(lambda sender, error: print(error.fatal), weak=False)",
-    "producer.on_close.connect(lambda sender, **more: None)",
     "Consumer('t', 'c').on_exception.connect(failed)",
-    "NsqdTCPClient().on_requeue.connect(lambda sender, message_id, timeout, backoff: None)",
 ]
 WRONG = [
     "producer.publish('t', 'text')",
     "Producer('nsqd', strategy='rnd')",
     "producer.publish('t', b'x').get()",
     "producer.publish_async('t', b'x', dleay=1)",
-    "result.get(timeout='1')",
     "result.add_done_callback(lambda: None)",
     "QueueHandler().get().bdoy",
     "http.stats()['topcis']",
     "http.stats('t')['topics'][0]",
     "Producer('nsqd', stratgy='round_robin')",
-    "Producer('nsqd', batch_messages='10')",
-    "Producer('nsqd', max_tries=3)",
     "Producer('nsqd', tls_options={'ca_cert': 'ca.pem'})",
     "Consumer('t', 'c', 'nsqd', concurency=2)",
-    "Consumer('t', 'c', 'nsqd', strategy='round_robin')",
     "Consumer('t', 'c', 'nsqd', lookupd_options={'paswd': 5})",
     "NsqdTCPClient('nsqd', 4150, tls=True)",
     "NsqdHTTPClient('nsqd', 4151, timeuot=5)",
     "LookupdClient.from_url('lookupd', prot=5)",
     "consume(concurency=2)",
-    "produce(publish_timeout=None)",
     "producer.on_error.connect(lambda sender, response: None)",
-    "producer.on_error.connect(failed)",
     "Consumer('t', 'c').on_backoff.connect(lambda sender, phase: None)",
 ]
 
 
 # As in the tests of another project.
 TEST_OF_A_USER = """
-from collections.abc import Iterator
 from typing import assert_type
 
-import pytest
-
 from fakensqd import FakeAuthServer, FakeCluster, FakeLookupd, FakeNsqd, Grant, Relay, Transcript, on
-from fakensqd.faults import corrupt, disconnect, error, inject
+from fakensqd.faults import disconnect, error
 from fakensqd.server import ServerThread
 
 
 def test_fixture(fakensqd: FakeNsqd) -> None:
-    assert_type(fakensqd.tcp_address, str)
     assert_type(fakensqd.messages("orders"), list[bytes])
-    assert_type(fakensqd.messages("orders", "billing"), list[bytes])
     assert_type(fakensqd.depth("orders") + fakensqd.in_flight("orders", "billing"), int)
     assert_type(fakensqd.wait_until(lambda nsqd: nsqd.depth("orders"), 3, timeout=1.0), int)
     assert_type(fakensqd.transcript, Transcript)
     fakensqd.publish("orders", b"42", b"43", delay=1.5)
-    fakensqd.assert_published("orders", b"42", count=1, timeout=5.0)
     fakensqd.assert_published("orders", lambda body: body.startswith(b"4"), json={"id": 42})
     assert_type(fakensqd.transcript.finished("orders"), list[bytes])
     with fakensqd.add(on.reply("PUB", topic="orders").nth(2), disconnect()) as added:
         assert_type(added.fired, int)
-    fakensqd.restart(keep_messages=False)
 
 
-def test_cluster(fakecluster: FakeCluster, fakelookupd: FakeLookupd) -> None:
+def test_cluster(fakecluster: FakeCluster) -> None:
     fakecluster.publish("orders", b"42")
     assert_type(fakecluster.nsqds[0].messages("orders"), list[bytes])
-    assert_type(fakelookupd.http_address, str)
-
-
-@pytest.fixture
-def nsqd() -> Iterator[FakeNsqd]:
-    with FakeNsqd(max_msg_size=1000, lookupd_tcp_addresses=["localhost:4160"]).in_thread() as running:
-        yield assert_type(running, FakeNsqd)
 
 
 def test_threads() -> None:
-    nsqd = FakeNsqd().in_thread().start()
-    assert_type(nsqd, FakeNsqd)
     with FakeAuthServer({"secret": [Grant()]}).in_thread() as auth, Relay(auth.http_address).in_thread() as relay:
         assert_type(relay.address, str)
     with FakeLookupd().in_thread() as lookupd, FakeCluster(nsqds=1, msg_timeout=1.0).in_thread() as cluster:
@@ -361,19 +329,15 @@ def test_threads() -> None:
 # Each with the code of its error.
 WRONG_IN_A_TEST = [
     ("fakensqd.publish('orders', '42')", "arg-type"),
-    ("fakensqd.publish(b'orders', b'42')", "arg-type"),
     ("fakensqd.publish('orders', b'42', defer=1)", "call-arg"),
     ("fakensqd.assert_published('orders', '42')", "arg-type"),
     ("fakensqd.wait_until(lambda nsqd: nsqd.no_such_thing)", "attr-defined"),
-    ("fakensqd.no_such_thing", "attr-defined"),
     ("FakeNsqd().in_thread().start().no_such_thing", "attr-defined"),
     ("FakeAuthServer(thread=True)", "call-arg"),
     ("fakecluster.messages(1)", "arg-type"),
     ("on.frame('pong')", "arg-type"),
     ("on.reply('PUBB')", "arg-type"),
     ("error('E_NOPE')", "arg-type"),
-    ("corrupt('head')", "arg-type"),
-    ("inject('beat')", "arg-type"),
 ]
 
 
@@ -399,11 +363,7 @@ def mypy(tmp_path_factory, mypy_cache):
     settings = f"[mypy]\nstrict = true\nfollow_imports = silent\n{untyped}"
     (path / "mypy.ini").write_text(settings)
 
-    options = [
-        f"--config-file={path / 'mypy.ini'}",
-        f"--cache-dir={mypy_cache('mypy-strict')}",
-        "--no-error-summary",
-    ]
+    options = [f"--config-file={path / 'mypy.ini'}", f"--cache-dir={mypy_cache('mypy-strict')}", "--no-error-summary"]
     command = [sys.executable, "-m", "mypy", *options, *map(str, sorted(path.glob("*.py")))]
     # A limit of its processor time: how long that takes depends on what else the machine does.
     done = run("sh", "-c", 'ulimit -t 110; exec "$@"', "sh", *command, limit=600)
