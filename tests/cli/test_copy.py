@@ -26,16 +26,6 @@ def test_topic_is_copied_to_another_cluster_under_the_same_name(fakensqd, other)
     assert other.messages("t") == [b"\xff\n"]
 
 
-def test_count_leaves_the_other_messages(fakensqd):
-    fakensqd.publish("t", *(b"%d" % number for number in range(5)))
-
-    result = gnsq(fakensqd, "copy", "t", "u", "-n", "2")
-
-    assert "\n2 messages copied" in result.stderr
-    assert len(fakensqd.messages("u")) == 2
-    assert sorted(fakensqd.messages("t", "copy") + fakensqd.messages("u")) == [b"0", b"1", b"2", b"3", b"4"]
-
-
 def test_new_channel_does_not_get_what_waits_in_others(fakensqd):
     create_channel(fakensqd, "t", "billing")
     fakensqd.publish("t", *[b"x"] * 5000)
@@ -180,18 +170,6 @@ def test_refused_message_stays_and_the_others_are_copied(fakensqd):
     assert sorted(set(copied)) == [b"1", b"2"]
     assert "1 message refused and requeued" in result.stderr
     assert fakensqd.messages("t", "copy") == [b"x" * 100]
-
-
-def test_idle_ends_the_command_although_the_message_of_its_probe_was_refused(fakensqd, other):
-    fakensqd.publish("t", b"1")
-    other.add(on.command("PUB").first(1), disconnect())
-    other.add(on.command("PUB").always(), error("E_BAD_MESSAGE"))
-
-    result = gnsq(fakensqd, "copy", "t", "--to-nsqd", other.tcp_address, "--idle", "0.3")
-
-    assert result.exit_code == 1
-    assert "1 message refused and requeued" in result.stderr
-    assert fakensqd.messages("t", "copy") == [b"1"]
 
 
 def test_topic_that_the_target_refuses_ends_the_command(fakensqd, other):

@@ -1,15 +1,9 @@
 """The messages that a command has received and not yet taken; and what ends a run."""
 
-import time
-
 import pytest
 
-from gnsq.cli.progress import Counter
-from gnsq.cli.receiving import Inbox, Receiver
-from gnsq.cli.servers import load_cluster
-from gnsq.cli.topics import Topics
+from gnsq.cli.receiving import Inbox
 from gnsq.message import Message
-from gnsq.running import StopSignals
 
 MIB = bytes(1 << 20)
 
@@ -64,32 +58,3 @@ def test_message_above_the_limit_of_a_batch_is_taken_alone(consumer):
     inbox.add(consumer, [Message(1, 1, b"%016d" % number, MIB * 20) for number in range(2)])
 
     assert len(inbox.take(1000)) == 1
-
-
-def test_idle_time_begins_when_the_consumer_is_ready(fakensqd):
-    servers = {"nsqd": (fakensqd.tcp_address,), "nsqd_http": (fakensqd.http_address,)}
-    cluster = load_cluster(None, None, servers)
-    seconds = []
-    for _ in range(2):  # the first start takes longer, since it imports modules
-        started = time.monotonic()
-        with StopSignals() as stop:
-            receiver = Receiver(
-                cluster, Topics(("t",)), "c", stop, Counter("done"), max_in_flight=10, batch=10, idle=0.5
-            )
-            receiver.run(lambda received: None)
-        seconds.append(time.monotonic() - started)
-
-    assert (receiver.is_idle, receiver.is_complete) == (True, True)
-    assert min(seconds) >= 0.5
-
-
-def test_handler_that_raises_ends_the_run_with_its_error(fakensqd):
-    def fail(received):
-        raise RuntimeError("broken")
-
-    fakensqd.publish("t", b"1")
-    cluster = load_cluster(None, None, {"nsqd": (fakensqd.tcp_address,)})
-    with StopSignals() as stop, pytest.raises(RuntimeError, match="broken"):
-        Receiver(cluster, Topics(("t",)), "c", stop, Counter("done"), max_in_flight=10, batch=10).run(fail)
-
-    assert fakensqd.messages("t", "c") == [b"1"]

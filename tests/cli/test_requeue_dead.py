@@ -57,14 +57,15 @@ def test_bodies_go_back_to_their_topics(fakensqd):
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(["--error", "KeyError"], id="error"),
+        pytest.param(["--error", "Client.KeyError"], id="error"),
+        pytest.param(["--error", "KeyError"], id="its own name"),
         pytest.param(["--reason", "other"], id="reason"),
         pytest.param(["--older", "2h"], id="older"),
         pytest.param(["--error", "KeyError", "--older", "10m", "--newer", "2d"], id="several"),
     ],
 )
 def test_only_chosen_letters_are_requeued(fakensqd, arguments):
-    chosen = letter(b'{"n": 2}', age=86_400, error="KeyError", reason="the other one")
+    chosen = letter(b'{"n": 2}', age=86_400, error="Client.KeyError", reason="the other one")
     fakensqd.publish("dead", letter(), chosen)
 
     result = requeue(fakensqd, *arguments)
@@ -73,14 +74,6 @@ def test_only_chosen_letters_are_requeued(fakensqd, arguments):
     assert fakensqd.messages("orders") == [b'{"n": 2}']
     assert [b"bad country" in body for body in left(fakensqd)] == [True]
     assert "1 message left in the channel, deferred until 20" in result.stderr
-
-
-def test_class_within_a_class_or_function_is_found_by_its_own_name(fakensqd):
-    fakensqd.publish("dead", letter(b"1", error="Client.Refused"))
-
-    requeue(fakensqd, "--error", "Refused")
-
-    assert fakensqd.messages("orders") == [b"1"]
 
 
 def test_body_without_an_envelope_needs_a_topic(fakensqd):
@@ -151,12 +144,10 @@ def test_letter_with_a_bad_topic_stays(fakensqd):
     ("arguments", "text"),
     [
         ([], "no condition is given"),
-        (["--to", "again"], "no condition is given"),
         (["--all", "--error", "ValueError"], "exclude each other"),
         (["--all", "--to", "dead"], "is the topic of the dead letters"),
         (["--older", "soon"], "time must be a number of seconds, or a duration such as 500ms, 1m30s or 3d, not 'soon'"),
         (["--all", "--idle", "0"], "time 0 must be at least 0.1 s"),
-        (["--older", "-1"], "time -1 must be at least 0 s"),
     ],
 )
 def test_wrong_options_are_refused(fakensqd, arguments, text):
@@ -164,19 +155,6 @@ def test_wrong_options_are_refused(fakensqd, arguments, text):
 
     assert result.exit_code == 2
     assert text in result.stderr
-
-
-@pytest.mark.subprocess
-def test_dry_run_ends_in_order_if_its_reader_does(fakensqd):
-    fakensqd.publish("dead", *[letter(reason="x" * 300)] * 500)  # more than a pipe holds
-
-    with started(fakensqd, "requeue-dead", "dead", "--all", "--dry-run", "--idle", "0.3") as process:
-        assert process.stdout.readline()
-        process.stdout.close()
-        errors = process.stderr.read()
-
-        assert process.wait() == 0
-    assert "\n500 messages would be requeued" in errors
 
 
 @pytest.mark.subprocess

@@ -40,10 +40,8 @@ elif moment == "end of the interpreter":
 main()
 """
 IMPORTS = [
-    *[("gnsq", "click", signal.SIGINT), ("gnsq", "gevent", signal.SIGTERM)],
-    *[("gnsq", "gnsq.cli.main", signal.SIGINT), ("gnsq", "gnsq.running", signal.SIGTERM)],
-    *[("fakensqd", "fakensqd.cli", signal.SIGINT), ("fakensqd", "click", signal.SIGTERM)],
-    *[("gnsq-pipeline", "click", signal.SIGTERM), ("gnsq-pipeline", "gnsq.spark.pipeline.settings", signal.SIGINT)],
+    *[("gnsq", "click", signal.SIGINT), ("gnsq", "gnsq.running", signal.SIGTERM)],
+    *[("fakensqd", "fakensqd.cli", signal.SIGINT), ("gnsq-pipeline", "gnsq.spark.pipeline.settings", signal.SIGTERM)],
 ]
 
 
