@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import gevent
 import pytest
-from gevent import killall
 
 import gnsq
 from fakensqd import FakeNsqd
@@ -192,30 +191,3 @@ def test_base_exception_of_a_rule_is_recorded_as_an_internal_error(error):
         errors, nsqd.errors[:] = nsqd.errors[:], []
 
     assert {type(each) for each in errors} == {error}
-
-
-@pytest.mark.parametrize(
-    "kill", [lambda worker: worker.kill(block=False), gevent.kill, lambda worker: killall([worker])]
-)
-def test_killed_worker_ends_and_its_message_is_requeued_at_once(kill):
-    clock, workers = ManualClock(), []
-
-    def handle(consumer, message):
-        workers.append(gevent.getcurrent())
-        if message.attempts == 1:
-            clock.sleep(5.0)
-
-    with FakeNsqd(clock=clock) as nsqd:
-        consumer = Consumer("t", "c", nsqd.tcp_address, clock=clock, message_handler=handle)
-        consumer.start(block=False)
-        nsqd.broker.ensure_topic("t").publish([b"x"], nsqd.now())
-        clock.advance(1.0)
-
-        kill(workers[0])
-        clock.advance(0.0)
-
-        assert workers[0].dead
-        assert len(workers) == 2
-        assert (consumer.stats().failed, consumer.stats().backoff) == (0, "off")
-        gevent.spawn(consumer.close)
-        clock.advance(1.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakensqd import FakeNsqd
-from integration.bench import clients, compare, curves, emulator, layers, report
+from integration.bench import clients, compare, emulator, layers, report
 from integration.bench.figures import CPU, RATE, Figure, Results
 from integration.bench.servers import Nsqd, echo
 
@@ -54,16 +54,6 @@ def test_each_layer_is_measured(nsqd, fakensqd_certificates, monkeypatch):
 def test_messages_through_the_emulator_and_its_start_are_measured():
     assert emulator.through(2000) > 0
     assert emulator.start_and_stop() > 0
-
-
-def test_addresses_of_one_nsqd_differ_and_lead_to_it():
-    found = curves.addresses("127.0.0.1:4150", 1000)
-
-    assert len(set(found)) == 1000
-    assert {address.rsplit(":", 1)[1] for address in found} == {"4150"}
-    assert {".".join(str(int(part)) for part in address.rsplit(":", 1)[0].split(".")) for address in found} == {
-        "127.0.0.1"
-    }
 
 
 @pytest.mark.subprocess
