@@ -78,11 +78,8 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
     ("method", "head", "dribble"),
     [
         pytest.param("GET", b"", b"", id="silent"),
-        pytest.param("POST", b"", b"", id="silent to a POST"),
         pytest.param("GET", HEAD, b"X-H: 1\r\n", id="headers trickle"),
-        pytest.param("GET", HEAD[:5], b"1", id="status line trickles"),
         pytest.param("GET", HEAD + b"Content-Length: 100000\r\n\r\n", b"x", id="body trickles"),
-        pytest.param("GET", HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n", id="chunks trickle"),
         pytest.param("POST", HEAD + b"\r\n", b"x", id="body without end"),
     ],
 )
@@ -109,26 +106,23 @@ def test_waiting_for_a_slot_counts(release, client_of):
         assert peer.lines == ["GET /first"]
 
 
-def holding_x(release):
-    """A peer that delays the response to /x only."""
-    return lambda asked, sock: release.wait() and None if asked.path == "/x" else reply()
+def time_out(call, peer):
+    with pytest.raises(gevent.Timeout), gevent.Timeout(0.05):
+        call()
 
 
-def test_timeout_of_the_caller_is_raised_and_frees_the_slot(release, client_of):
-    with http_peer(holding_x(release)) as peer:
+def kill(call, peer):
+    caller = gevent.spawn(call)
+    wait_until(lambda: peer.requests)
+    caller.kill()
+
+
+@pytest.mark.parametrize("end", [time_out, kill])
+def test_timeout_or_kill_of_the_caller_frees_its_slot_and_closes_its_connection(release, client_of, end):
+    with http_peer(lambda asked, sock: release.wait() and None if asked.path == "/x" else reply()) as peer:
         client = client_of(peer, maxsize=1)
-        with pytest.raises(gevent.Timeout), gevent.Timeout(0.05):
-            client.request("GET", "x")
 
-        assert client.request("GET", "y") == b"OK"
-
-
-def test_killed_caller_frees_its_slot_and_closes_its_connection(release, client_of):
-    with http_peer(holding_x(release)) as peer:
-        client = client_of(peer, maxsize=1)
-        caller = gevent.spawn(client.request, "GET", "x")
-        wait_until(lambda: peer.requests)
-        caller.kill()
+        end(lambda: client.request("GET", "x"), peer)
 
         assert client.request("GET", "y") == b"OK"
         assert peer.connections == 2
@@ -158,49 +152,6 @@ def test_other_greenlets_run_while_a_long_response_is_read(client_of):
         ticking.kill()
 
     assert len(ticks) >= size / 65536
-
-
-PATCHED = """
-    from gevent import monkey; monkey.patch_all()
-    import gevent, pytest
-    from gevent.event import Event
-    import gnsq.http.connections  # or the deadline would include loading requests
-    from gnsq.errors import NSQHttpError
-    from gnsq.errors import NSQHttpTimeout
-    from gnsq.httpclient import HTTPClient
-    from tests.kit import wait_until
-    from tests.kit.http_peer import http_peer, reply
-
-    release = Event()
-
-    def answer(asked, sock):
-        if asked.path == "/fast":
-            return reply(b"OK")
-        sock.sendall(b"HTTP/1.1 200 OK\\r\\n")
-        while not release.wait(0.02):
-            sock.sendall(b"X-H: 1\\r\\n")
-
-    with http_peer(answer) as peer:
-        client = HTTPClient.from_url(peer.address, timeout=0.5)
-        with gevent.Timeout(5), pytest.raises(NSQHttpTimeout):
-            client.request("GET", "trickle")
-        assert [client.request("GET", "fast", timeout=30) for _ in range(3)] == [b"OK"] * 3
-        assert peer.connections == 2, peer.connections
-        client = HTTPClient.from_url(peer.address)
-        caller = gevent.spawn(lambda: pytest.raises(NSQHttpError, client.request, "GET", "trickle"))
-        wait_until(lambda: len(peer.requests) == 5)
-        client.close()
-        assert "client was closed" in str(caller.get(timeout=5).value)
-    print("done")
-"""
-
-
-@pytest.mark.subprocess
-def test_deadline_and_close_hold_in_a_patched_process():
-    done = run_program(textwrap.dedent(PATCHED), flags=())
-
-    # With gevent before 25 urllib3's finalizer complains when the process ends.
-    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
@@ -319,14 +270,6 @@ def test_every_method_is_retried_if_no_connection_could_be_made(client_of, caplo
 # --- a name with several addresses
 
 
-def test_first_address_that_swallows_packets_leaves_time_for_the_second(client_of, monkeypatch):
-    with http_peer(lambda asked, sock: reply()) as peer, silent_port() as silent:
-        resolve_to(monkeypatch, silent, int(peer.address.rpartition(":")[2]))
-
-        # No retry, which would begin with the first one, too.
-        assert client_of("two.example:4151", timeout=4.0, retries=0).request("POST", "x") == b"OK"
-
-
 def test_error_names_all_addresses_of_a_name(client_of, monkeypatch):
     refused = refused_port()
     with silent_port() as silent:
@@ -403,37 +346,6 @@ def test_close_closes_idle_connections(close):
         assert client.request("GET", "x") == b"OK"
 
 
-FORK = """
-    import os, sys
-    import gevent, gevent.os
-    from gnsq.httpclient import HTTPClient
-
-    client = HTTPClient.from_url(sys.argv[1], timeout=20)
-    assert client.request("GET", "ping") == b"OK"
-    # Else gevent misses a child that ends before it is first waited for.
-    gevent.get_hub().loop.install_sigchld()
-    pid = gevent.fork()
-    if not pid:
-        done = 1
-        try:
-            done = 0 if [client.request("GET", "ping") for _ in range(3)] == [b"OK"] * 3 else 2
-            client.close()
-        finally:
-            os._exit(done)
-    assert [client.request("GET", "ping") for _ in range(20)] == [b"OK"] * 20
-    assert os.waitstatus_to_exitcode(gevent.os.waitpid(pid, 0)[1]) == 0
-    assert client.request("GET", "ping") == b"OK"
-    print("both")
-"""
-
-
-@pytest.mark.subprocess
-def test_child_of_a_fork_makes_connections_of_its_own(fakensqd):
-    done = run_program(textwrap.dedent(FORK), fakensqd.http_address)
-
-    assert (done.stdout, done.stderr) == ("both\n", "")
-
-
 FORK_DURING_A_CALL = """
     import os, socket, sys, threading, time
     import gevent
@@ -469,6 +381,8 @@ FORK_DURING_A_CALL = """
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=serve, daemon=True).start()
     client = HTTPClient("127.0.0.1", listener.getsockname()[1], timeout=20)
+    idle = HTTPClient.from_url(sys.argv[1], timeout=20)
+    idle.request("GET", "ping")
     caller = gevent.spawn(call)
     while not arrived.is_set():
         gevent.sleep(0.01)
@@ -483,15 +397,16 @@ FORK_DURING_A_CALL = """
     if not forker.get():
         os.write(1, f"child: {caller.get(timeout=10)}\\n".encode())
         os.write(begin_of_parent, b"x")
-        os._exit(0)
+        os._exit([idle.request("GET", "ping") for _ in range(3)] != [b"OK"] * 3)
+    assert [idle.request("GET", "ping") for _ in range(20)] == [b"OK"] * 20
     assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
     print("parent:", caller.get(timeout=10))
 """
 
 
 @pytest.mark.subprocess
-def test_call_that_waits_during_a_fork_fails_in_the_child_and_ends_in_the_parent():
-    done = run_program(textwrap.dedent(FORK_DURING_A_CALL))
+def test_call_that_waits_during_a_fork_fails_in_the_child_which_makes_connections_of_its_own(fakensqd):
+    done = run_program(textwrap.dedent(FORK_DURING_A_CALL), fakensqd.http_address)
 
     assert (done.stdout, done.stderr) == (
         "child: connection belongs to process P, and this is its child\nparent: OK\n",
@@ -502,30 +417,16 @@ def test_call_that_waits_during_a_fork_fails_in_the_child_and_ends_in_the_parent
 # --- errors of requests, urllib3 and ssl
 
 
-def ssl_error(reason):
-    error = ssl.SSLError(1, f"[SSL: {reason}]")
-    error.reason = reason
-    return error
-
-
-def certificate_error():
-    error = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
-    error.verify_code, error.verify_message = 18, "self-signed certificate"
-    return error
-
-
-def wrapped(error):
-    """Wrap an error as requests and urllib3 do."""
-    reason = urllib3.exceptions.SSLError(error)
-    return requests.exceptions.SSLError(urllib3.exceptions.MaxRetryError(None, "/x", reason))
-
-
+# Others are those of test_https.py.
 @pytest.mark.parametrize(
     ("error", "words", "final"),
     [
-        pytest.param(wrapped(certificate_error()), "self-signed certificate (give the CA", True, id="certificate"),
-        pytest.param(wrapped(ssl_error("WRONG_VERSION_NUMBER")), "(is it plain http", True, id="plain"),
-        pytest.param(wrapped(ssl.SSLEOFError(8, "EOF occurred")), "if it always does", False, id="tls ended"),
+        pytest.param(
+            requests.exceptions.SSLError(urllib3.exceptions.SSLError(ssl.SSLEOFError(8, "EOF occurred"))),
+            "if it always does",
+            False,
+            id="tls ended",
+        ),
         pytest.param(
             requests.ConnectionError(urllib3.exceptions.ProtocolError("x", http.client.BadStatusLine("\0"))),
             "response is not HTTP",

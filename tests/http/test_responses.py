@@ -27,14 +27,12 @@ def result(status, content_type, body, reason="Reason"):
         pytest.param("", b"", b"", id="empty"),
         pytest.param(JSON, b'{"topics":[]}', {"topics": []}, id="bare"),
         pytest.param("Application/JSON", b"[1]", [1], id="type in capitals, a list"),
-        pytest.param("application/jsonx", b"[1]", b"[1]", id="another type"),
         pytest.param(JSON, b'{"status_code":200,"status_txt":"OK","data":{"a":1}}', {"a": 1}, id="envelope"),
         pytest.param(JSON, b'{"status_code":200,"status_txt":"OK","data":null}', b"", id="envelope of nothing"),
         pytest.param(JSON, b'{"status_code":200,"status_txt":"OK"}', b"", id="envelope without data"),
         pytest.param(JSON, b'{"status_code":200,"status_txt":"OK","data":"OK"}', b"OK", id="envelope of text"),
         pytest.param(JSON, b'{"status_code":200,"data":[]}', [], id="envelope without words"),
         pytest.param(JSON, b'{"status_code":500}', {"status_code": 500}, id="no envelope"),
-        pytest.param(JSON, b'{"data":1}', {"data": 1}, id="no envelope either"),
     ],
 )
 def test_response_is_parsed_by_its_content_type(content_type, body, expected):
@@ -45,27 +43,19 @@ def test_response_is_parsed_by_its_content_type(content_type, body, expected):
     ("status", "content_type", "body", "text"),
     [
         pytest.param(404, JSON, b'{"message":"TOPIC_NOT_FOUND"}', "<404> TOPIC_NOT_FOUND (the topic does", id="topic"),
-        pytest.param(
-            404, JSON, b'{"message":"CHANNEL_NOT_FOUND"}', "<404> CHANNEL_NOT_FOUND (the channel", id="channel"
-        ),
         pytest.param(413, JSON, b'{"message":"MSG_TOO_BIG"}', "MSG_TOO_BIG (a message is longer than", id="message"),
         pytest.param(413, JSON, b'{"message":"BODY_TOO_BIG"}', "--max-body-size in one request", id="body"),
         pytest.param(413, HTML, b"<html>", "<413> Reason (a message is longer than nsqd's --max-msg-size", id="proxy"),
-        pytest.param(413, JSON, b'{"message":"INVALID_VALUE"}', "<413> INVALID_VALUE", id="value"),
         pytest.param(
             403, JSON, b'{"message": "TLS_REQUIRED", "https_port": 4152}', "(use https and port 4152)", id="tls port"
         ),
-        pytest.param(403, JSON, b'{"message": "TLS_REQUIRED"}', "(use https and its port)", id="tls"),
         pytest.param(400, JSON, b'{"message":"INVALID_DEFER"}', "--max-req-timeout)", id="defer"),
-        pytest.param(400, JSON, b'{"message":"MSG_EMPTY"}', "http error <400> MSG_EMPTY", id="no advice"),
         pytest.param(500, JSON, b'{"status_code":500,"status_txt":"INVALID_TOPIC"}', "<500> INVALID_TOPIC", id="old"),
         pytest.param(500, TEXT, b"NOK - disk full\n", "http error <500> NOK - disk full", id="ping"),
         pytest.param(400, "", b"Client sent an HTTP request to an HTTPS server.\n", "(use https)", id="Go's TLS port"),
         pytest.param(503, JSON, b'{"message":"EXITING"}', "down, or could not write to its disk)", id="exiting"),
-        pytest.param(502, HTML, b"<html>", "http error <502> Reason", id="html"),
         pytest.param(500, JSON, b"{", "http error <500> Reason", id="broken json"),
         pytest.param(500, JSON, b"[" * 100_000, "http error <500> Reason", id="deep json"),
-        pytest.param(500, JSON, b'["x"]', "http error <500> Reason", id="no object"),
         pytest.param(500, TEXT, b"a\r\nERROR b\x1b[0m", "<500> a  ERROR b [0m", id="no lines of its own"),
         pytest.param(500, JSON, b'{"message":{"a":1}}', "<500> {'a': 1}", id="message is not a text"),
         pytest.param(204, "", b"", "http error <204> Reason", id="204"),
@@ -114,8 +104,6 @@ def test_long_numbers_are_refused(status):
     ("value", "text"),
     [
         pytest.param("a\n\ud800\x1b", r"'a\n\ud800\x1b'", id="unprintable"),
-        pytest.param(b"ab", "b'ab'", id="bytes"),
-        pytest.param({"a": 1}, "{'a': 1}", id="object"),
         pytest.param([0] * 1_000_000, "[0, 0, 0, 0, 0, 0, ...]", id="long"),
     ],
 )
