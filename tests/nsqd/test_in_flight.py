@@ -1,5 +1,6 @@
 """Messages in flight: in_flight from other OS threads are sent by the connection's hub; periodic TOUCH."""
 
+import contextlib
 import logging
 import threading
 
@@ -11,7 +12,7 @@ from gnsq.clock import RealClock
 from gnsq.errors import NSQConnectionClosed
 from gnsq.logs import LogOwner
 from gnsq.message import Message, finish_all
-from gnsq.nsqd.in_flight import AnswerListener, InFlightMessages, logger, touch_periodically
+from gnsq.nsqd.in_flight import AnswerListener, InFlightMessages
 from gnsq.stats import LatencyRecorder
 from tests.kit import wait_until
 
@@ -151,67 +152,35 @@ def test_connection_that_closes_on_the_way_is_logged(sent, caplog):
 
 # --- periodic touch
 
-ID = b"0123456789abcdef"
 
-
-class TouchResponder:
-    """Records TOUCH and FIN, by a clock that the test turns."""
-
-    nsqd = "host:4150"
+class Block:
+    """A block with touching() for a message on a clock that the test turns; touched has the times."""
 
     def __init__(self, clock):
-        self.now = clock.monotonic
-        self.msg_timeout = 60.0
-        self.max_msg_timeout = 300.0
         self.touched = []
-        self.answers = []
+        owner = LogOwner("topic/channel", clock.monotonic)
+        self.in_flight = InFlightMessages("host:4150", self.send, lambda: None, clock, owner)
+        self.in_flight.msg_timeout, self.in_flight.max_msg_timeout = 60.0, 300.0
+        self.message = Message(1, 1, ID, b"job", self.in_flight, clock.monotonic())
+        self._stack = contextlib.ExitStack()
 
-    def touch(self, message_id):
-        self.touched.append(self.now())
+    def send(self, data):
+        if data.startswith(b"TOUCH"):
+            self.touched.append(self.in_flight.now())
 
-    def finish(self, message_id):
-        self.answers.append(message_id)
-
-
-@pytest.fixture
-def responder(clock):
-    return TouchResponder(clock)
-
-
-@pytest.fixture
-def message(responder):
-    return Message(1, 1, ID, b"job", responder, responder.now())
-
-
-class PeriodicTouch:
-    """A greenlet that touches a message."""
-
-    def __init__(self, message, interval, clock):
-        stopped, log = Event(), LogOwner("topic/channel", clock.monotonic).log(logger, nsqd="host:4150")
-        self._greenlet = gevent.Greenlet(touch_periodically, message, interval, stopped, clock, log)
-        self.start = self._greenlet.start
-        self.stop = stopped.set
-
-    @property
-    def ended(self):
-        return self._greenlet.dead
-
-
-@pytest.fixture
-def start(message, clock):
-    """Start a PeriodicTouch of the message; it is stopped after the test."""
-    touchs = []
-
-    def started(interval=20.0):
-        touch = PeriodicTouch(message, interval, clock)
-        touchs.append(touch)
-        touch.start()
+    def begin(self, interval=20.0):
+        self._stack.enter_context(self.message.touching(interval))
         gevent.sleep(0)
-        return touch
 
-    yield started
-    for touch in touchs:
-        touch.stop()
+    def end(self):
+        self._stack.close()
+
+
+@pytest.fixture
+def block(clock):
+    made = Block(clock)
+    yield made
+    made.end()
 
 
 @pytest.mark.parametrize(
@@ -221,40 +190,40 @@ def start(message, clock):
         pytest.param(100.0, [30.0, 60.0], id="longer than the timeout"),
     ],
 )
-def test_touches_at_every_interval_or_twice_in_the_timeout(start, clock, responder, interval, touched):
-    start(interval)
+def test_touches_at_every_interval_or_twice_in_the_timeout(block, clock, interval, touched):
+    block.begin(interval)
 
     clock.advance(70)
 
-    assert responder.touched == touched
+    assert block.touched == touched
 
 
-def test_first_touch_comes_earlier_when_the_message_has_waited(start, clock, responder):
+def test_first_touch_comes_earlier_when_the_message_has_waited(block, clock):
     clock.advance(50)
-    start(20.0)
+    block.begin(20.0)
 
     clock.advance(30)
 
     # Half of the 10 s that were left, then by the interval.
-    assert responder.touched == [55.0, 75.0]
+    assert block.touched == [55.0, 75.0]
 
 
-def test_timeout_of_0_is_no_busy_loop(start, clock, responder):
-    responder.msg_timeout = 0.0
-    start(20.0)
+def test_timeout_of_0_is_no_busy_loop(block, clock):
+    block.in_flight.msg_timeout = 0.0
+    block.begin(20.0)
 
     clock.advance(1)
 
-    assert 9 <= len(responder.touched) <= 10
+    assert 9 <= len(block.touched) <= 10
 
 
-def test_without_known_timeouts_only_the_interval_counts(start, clock, responder, caplog):
-    responder.msg_timeout = responder.max_msg_timeout = None
-    start(20.0)
+def test_without_known_timeouts_only_the_interval_counts(block, clock, caplog):
+    block.in_flight.msg_timeout = block.in_flight.max_msg_timeout = None
+    block.begin(20.0)
 
     clock.advance(2000)
 
-    assert len(responder.touched) == 100
+    assert len(block.touched) == 100
     assert caplog.records == []
 
 
@@ -268,85 +237,76 @@ def answer_first(message):
 
 
 @pytest.mark.parametrize("at_touch", [None, lose, answer_first], ids=["answered", "lost", "answered in that moment"])
-def test_message_that_is_answered_or_lost_ends_it_quietly(start, clock, responder, message, caplog, at_touch):
-    touch = start()
+def test_message_that_is_answered_or_lost_ends_it_quietly(block, clock, caplog, at_touch):
+    block.begin()
     clock.advance(20)
 
     if at_touch is None:
-        message.finish()
+        block.message.finish()
     else:
-        responder.touch = lambda message_id: at_touch(message)
-    clock.advance(20)
+        block.in_flight.touch = lambda message_id: at_touch(block.message)
+    clock.advance(40)
 
-    assert touch.ended
-    assert responder.touched == [20.0]
+    assert block.touched == [20.0]
     assert caplog.records == []
 
 
-def test_at_the_longest_timeout_it_warns_once_and_stops(start, clock, responder, caplog):
-    touch = start(100.0)
-    responder.msg_timeout = 200.0
+def test_at_the_longest_timeout_it_warns_once_and_stops(block, clock, caplog):
+    block.begin(100.0)
+    block.in_flight.msg_timeout = 200.0
 
     clock.advance(299)
     assert caplog.records == []
     clock.advance(1000)
 
-    assert touch.ended
-    assert responder.touched == [30.0, 130.0, 230.0]
+    assert block.touched == [30.0, 130.0, 230.0]
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("gnsq.nsqd.in_flight", logging.WARNING)
     assert "nsqd takes it back and delivers it again" in record.message
     assert record.message.startswith("host:4150: topic/channel: message ")
 
 
-def test_no_touch_is_sent_after_stop_even_if_the_sleep_has_ended(message, clock, responder):
-    woken = Event()
-    clock.wait = lambda stopped, seconds: woken.wait() and stopped.ready()
-    touch = PeriodicTouch(message, 20.0, clock)
-    touch.start()
-    gevent.sleep(0)
+def test_no_touch_is_sent_after_the_block_even_if_the_sleep_has_ended(block, clock):
+    woken, waited = Event(), []
+    clock.wait = lambda stopped, seconds: woken.wait() and (waited.append(1) or stopped.ready())
+    block.begin()
 
     woken.set()
-    touch.stop()
-    wait_until(lambda: touch.ended)
+    block.end()
+    wait_until(lambda: waited)
 
-    assert responder.touched == []
+    assert block.touched == []
 
 
-def test_stop_does_not_cut_a_send_short(start, clock, responder):
+def test_end_of_the_block_does_not_cut_a_send_short(block, clock):
     go, sent = Event(), []
 
     def slow(message_id):
         go.wait()
         sent.append(message_id)
 
-    touch = start()
-    responder.touch = slow
+    block.begin()
+    block.in_flight.touch = slow
     clock.advance(20)
 
-    touch.stop()
+    block.end()
     gevent.sleep(0)
     go.set()
-    wait_until(lambda: touch.ended)
 
-    assert sent == [ID]
+    wait_until(lambda: sent == [ID])
 
 
 @pytest.mark.parametrize("call", [lambda function: function(), in_thread], ids=["here", "in a thread"])
-def test_touching_ends_with_a_block_that_raises(clock, call):
-    sent = []
-    in_flight = InFlightMessages("host:4150", sent.append, lambda: None, clock)
-    message = Message(1, 1, ID, b"job", in_flight, clock.monotonic())
-
-    def block():
-        with message.touching(20.0):
+def test_touching_ends_with_a_block_that_raises(block, clock, call):
+    def fail():
+        with block.message.touching(20.0):
             raise KeyError("job")
 
     with pytest.raises(KeyError):
-        call(block)
+        call(fail)
     clock.advance(50)
 
-    assert sent == []
+    assert block.touched == []
 
 
 def test_touching_in_a_thread_runs_the_block_after_the_connection_was_closed(clock):
@@ -365,17 +325,13 @@ def test_touching_in_a_thread_runs_the_block_after_the_connection_was_closed(clo
     assert ran == ["block"]
 
 
-def test_receiver_of_on_touch_that_raises_is_logged_and_touching_goes_on(clock, caplog):
-    sent = []
-    in_flight = InFlightMessages("host:4150", sent.append, lambda: None, clock)
-    message = Message(1, 1, ID, b"job", in_flight, clock.monotonic())
-
+def test_receiver_of_on_touch_that_raises_is_logged_and_touching_goes_on(block, clock, caplog):
     def broken(sender):
         raise KeyError("bug")
 
-    message.on_touch.connect(broken)
-    with message.touching(20.0):
-        clock.advance(50)
+    block.message.on_touch.connect(broken)
+    block.begin(20.0)
+    clock.advance(50)
 
-    assert sent == [b"TOUCH %s\n" % ID] * 2
+    assert block.touched == [20.0, 40.0]
     assert caplog.text.count("a receiver of on_touch of <Message") == 2

@@ -1,7 +1,5 @@
 """Pending requests: which ones are sent when, and which gets which response. Nothing is sent."""
 
-from dataclasses import dataclass
-
 import pytest
 
 from gnsq.errors import NSQConnectionClosed, NSQMPubFailed, NSQSocketError
@@ -63,23 +61,14 @@ def put(requests, *all_of_them):
 @pytest.mark.parametrize(
     ("sizes", "limit", "taken"),
     [
-        pytest.param([3, 3, 3], 9, 3, id="all that fit"),
         pytest.param([3, 3, 3], 8, 2, id="those that fit"),
         pytest.param([3, 3, 3], 6, 2, id="up to the limit"),
         pytest.param([9, 1], 3, 1, id="one that is longer, alone"),
-        pytest.param([1, 9], 3, 1, id="requests before a larger one"),
         pytest.param([], 3, 0, id="nothing"),
     ],
 )
-@pytest.mark.parametrize("risky", [False, True], ids=["no risky request", "after a risky request"])
-def test_next_batch_has_up_to_limit_bytes(requests, sizes, limit, taken, risky):
-    if risky:
-        put(requests, FakeRequest(b"x", largest_message=1))
-        requests.next_batch(1, 0.0)
-        requests.resolve(OK)
-        put(requests, *[FakeRequest(b"x" * size, largest_message=1, defer=0) for size in sizes])
-    else:
-        put(requests, *[FakeRequest(b"x" * size) for size in sizes])
+def test_next_batch_has_up_to_limit_bytes(requests, sizes, limit, taken):
+    put(requests, *[FakeRequest(b"x" * size) for size in sizes])
 
     data = requests.next_batch(limit, 0.0)
 
@@ -317,47 +306,11 @@ def test_pending_call_has_the_data_of_its_response(requests):
 # --- confirmed limits
 
 
-@dataclass(frozen=True)
-class Size:
-    largest_message: int = 0
-    mpub_body_size: int = 0
-    defer: int = 0
-    topic: str = "t"
-
-
-@pytest.mark.parametrize(
-    ("confirmed", "request_size", "may_be_refused"),
-    [
-        pytest.param(Size(10), Size(10), False, id="as large"),
-        pytest.param(Size(10), Size(11), True, id="larger"),
-        pytest.param(Size(10, 50), Size(10, 50), False, id="same MPUB"),
-        pytest.param(Size(10, 50), Size(1, 51), True, id="larger MPUB"),
-        pytest.param(Size(10), Size(10, 18), True, id="first multipublish"),
-        pytest.param(Size(10, defer=100), Size(10, defer=100), False, id="as late"),
-        pytest.param(Size(10, defer=100), Size(10, defer=101), True, id="later"),
-        pytest.param(Size(10), Size(10, topic="u"), False, id="another topic, without auth"),
-    ],
-)
-def test_request_above_a_confirmed_limit_may_be_refused(confirmed, request_size, may_be_refused):
-    limits = ConfirmedLimits()
-
-    limits.record_confirmed(confirmed)
-
-    assert limits.may_be_refused(request_size) is may_be_refused
-
-
 def test_larger_confirmed_size_is_kept_when_a_smaller_one_is_confirmed():
     limits = ConfirmedLimits()
-    limits.record_confirmed(Size(10, mpub_body_size=50, defer=100))
+    largest = FakeRequest(b"", 10, mpub_body_size=50, defer=100)
+    limits.record_confirmed(largest)
 
-    limits.record_confirmed(Size(1))
+    limits.record_confirmed(FakeRequest(b"", 1))
 
-    assert not limits.may_be_refused(Size(10, mpub_body_size=50, defer=100))
-
-
-def test_command_without_a_topic_is_not_refused_for_one():
-    limits = ConfirmedLimits()
-
-    limits.check_topics()
-
-    assert not limits.may_be_refused(Size(topic=""))
+    assert not limits.may_be_refused(largest)

@@ -1,23 +1,18 @@
 """The pool keeps connections open, and gives up on nothing that is permanent."""
 
-import logging
-
 import gevent
 import pytest
-from gevent.event import Event
 
 from fakensqd import on
 from fakensqd.faults import refuse
 from gnsq.addresses import parse_address
 from gnsq.backofftimer import exponential_delay
 from gnsq.clock import RealClock
-from gnsq.errors import NSQException, NSQSocketError
-from gnsq.logs import LogOwner
+from gnsq.errors import NSQException
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions
 from gnsq.options import ConnectionOptions
-from gnsq.protocol.frames import RESPONSE, encode_frame
-from tests.kit import LIMIT, peer, refused_port, wait_until
+from tests.kit import LIMIT, refused_port, wait_until
 
 
 def new_connection(address, clock=None):
@@ -53,83 +48,21 @@ class Log:
         )
 
 
-@pytest.fixture
-def made():
-    """Make pools that are closed at the end."""
-    pools = []
-
-    def make(**options):
-        log = Log(**options)
-        pools.append(log.pool)
-        return log
-
-    yield make
-    for pool in pools:
-        pool.close(1)
-
-
-def test_failure_is_remembered_and_tried_again(made):
+def test_close_ends_the_wait_for_another_try_and_nothing_is_added_after_it():
     address = f"127.0.0.1:{refused_port()}"
-    log = made()
-    log.pool.add(address, permanent=True)
-    wait_until(lambda: not log.pool.not_attempted)
-
-    (error,) = log.pool.failures().values()
-    assert isinstance(error, NSQSocketError)
-    wait_until(lambda: len(log.events) > 3)
-
-
-def test_failure_of_a_temporary_address_is_kept_until_it_is_connected_or_not_retained(made, fakensqd):
-    log = made()
-    address = fakensqd.tcp_address
-
-    def try_it():
-        log.pool.add(address, permanent=False)
-        wait_until(lambda: not log.pool.not_attempted)
-
-    fakensqd.down()
-    for _ in range(2):
-        try_it()
-        wait_until(lambda: not log.pool._reconnectors)
-        assert isinstance(log.pool.failures()[address], NSQSocketError)
-    log.pool.retain_only({address})
-    assert list(log.pool.failures()) == [address]
-    log.pool.retain_only(set())
-    assert log.pool.failures() == {}
-
-    try_it()
-    wait_until(lambda: not log.pool._reconnectors)
-    fakensqd.up()
-    try_it()
-    assert log.pool.failures() == {}
-
-
-def test_close_ends_attempts_that_hang():
-    hang = Event()
-    log = Log()
-    with peer(lambda sock: hang.wait(LIMIT)) as address:
-        log.pool.add(address, permanent=True)
-        wait_until(lambda: log.events)
-
-        log.pool.close(0.1)
-        hang.set()
-
-    assert log.pool.connections == {}
-    log.pool.add(address, permanent=True)
-    assert log.pool._reconnectors == {}
-
-
-def test_close_ends_the_wait_for_another_try():
     log = Log(reconnect_initial=2 * LIMIT, reconnect_maximum=2 * LIMIT)
-    log.pool.add(f"127.0.0.1:{refused_port()}", permanent=True)
+    log.pool.add(address, permanent=True)
     wait_until(lambda: not log.pool.not_attempted)
 
     with gevent.Timeout(LIMIT, NSQException("close hangs")):
         log.pool.close(1)
 
+    log.pool.add(address, permanent=True)
+    assert log.pool._reconnectors == {}
+
 
 @pytest.mark.parametrize("during", ["setup", "connected"])
-def test_timeout_that_a_callback_leaves_behind_leaves_no_connection_open(made, fakensqd, caplog, during):
+def test_timeout_that_a_callback_leaves_behind_leaves_no_connection_open(fakensqd, caplog, during):
     opened = []
 
     def setup(connection):
@@ -138,56 +71,14 @@ def test_timeout_that_a_callback_leaves_behind_leaves_no_connection_open(made, f
             gevent.Timeout.start_new(0.01)
             gevent.sleep(LIMIT if during == "setup" else 0)
 
-    log = made(setup=setup)
+    log = Log(setup=setup)
     log.pool.add(fakensqd.tcp_address, permanent=True)
     wait_until(lambda: len(opened) > 1 and log.pool.connections)
+    states = [connection.is_open for connection in opened]
+    log.pool.close(1)
 
-    assert [connection.is_open for connection in opened] == [False, True]
+    assert states == [False, True]
     assert "internal error" in caplog.text
-
-
-def test_connection_that_ends_at_once_counts_as_a_failure(made):
-    failures = []
-
-    class CountedOptions(ReconnectOptions):
-        def delay(self, count):
-            failures.append(count)
-            return 0.001
-
-    def answer_and_hang_up(sock):
-        said = b""
-        while not said.endswith(b"}"):
-            said += sock.recv(4096)
-        sock.sendall(encode_frame(RESPONSE, b"OK"))
-
-    with peer(answer_and_hang_up) as address:
-        log = made(options=CountedOptions)
-        log.pool.add(address, permanent=True)
-        wait_until(lambda: len(failures) >= 3)
-
-    assert failures[:3] == [1, 2, 3]
-    assert log.events.count("setup") >= 3
-
-
-def test_bug_in_a_callback_is_one_line_with_its_traceback(fakensqd, caplog):
-    def fail(connection):
-        raise ZeroDivisionError
-
-    pool = ConnectionPool(
-        ReconnectOptions(reconnect_initial=60),
-        RealClock(),
-        make=new_connection,
-        setup=fail,
-        owner=LogOwner("t/c", RealClock().monotonic),
-    )
-    pool.add(fakensqd.tcp_address, permanent=True)
-    wait_until(lambda: not pool.not_attempted)
-    pool.close(1)
-
-    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert record.levelno == logging.ERROR
-    assert ": t/c: not connected: internal error while connecting: ZeroDivisionError(); trying" in record.getMessage()
-    assert "raise ZeroDivisionError" in record.exc_text
 
 
 # --- by the clock -----------------------------------------------------------------------------------------------------
@@ -266,27 +157,21 @@ def test_release_before_the_first_try_lets_none_happen(kept, clock):
     assert log.events.count("make") == 1
 
 
-def test_released_address_that_is_added_again_is_tried_at_once(kept, nsqd, clock):
+@pytest.mark.parametrize(
+    ("pause", "expected"),
+    [pytest.param(1.0, [0.0, 2.0, 10.0], id="later"), pytest.param(0.0, [0.0, 1.0, 17.0], id="in one breath")],
+)
+def test_released_address_that_is_added_again_is_tried_at_once(kept, nsqd, clock, pause, expected):
     refuse_all(nsqd)
     log = kept()
     clock.advance(1.0)
     log.pool.release(nsqd.tcp_address)
-    clock.advance(1.0)
+    if pause:
+        clock.advance(pause)
     log.pool.add(nsqd.tcp_address, permanent=True)
-    clock.advance(8.0)
+    clock.advance(17.0 - 1.0 - pause)
 
-    assert tries(nsqd) == [0.0, 2.0, 10.0]
-
-
-def test_release_and_add_in_one_breath_go_on_with_one_try(kept, nsqd, clock):
-    refuse_all(nsqd)
-    log = kept()
-    clock.advance(1.0)
-    log.pool.release(nsqd.tcp_address)
-    log.pool.add(nsqd.tcp_address, permanent=True)
-    clock.advance(16.0)
-
-    assert tries(nsqd) == [0.0, 1.0, 17.0]
+    assert tries(nsqd) == expected
 
 
 def test_released_connection_that_is_added_again_is_kept_again(kept, nsqd, clock):
