@@ -1,7 +1,6 @@
 """HandlerRunner: answers by the outcome of handlers, overridden handle_messages(), given up and timed out messages."""
 
 import logging
-import threading
 from datetime import timedelta
 
 import gevent
@@ -36,7 +35,6 @@ def failing(clock):
     [
         pytest.param({}, [0, 1, 5, 21, 85], id="default"),
         pytest.param({"requeue_delay": 0}, [0, 0, 0, 0, 0], id="explicit 0"),
-        pytest.param({"requeue_delay": 500}, [0, 0.5, 1, 1.5, 2], id="explicit ms"),
         pytest.param({"requeue_delay": timedelta(seconds=2)}, [0, 2, 4, 6, 8], id="timedelta"),
         pytest.param({"requeue_delay": lambda attempts: 2000 * 3 ** (attempts - 1)}, [0, 2, 8, 26, 80], id="function"),
         pytest.param(
@@ -55,17 +53,12 @@ def test_delay_of_a_failed_message_is_the_options(nsqd, clock, publish, started,
     assert times == list(enumerate(expected, 1))
 
 
-@pytest.mark.parametrize("is_async", [False, True], ids=["in the handler", "later"])
-def test_requeue_without_a_delay_has_that_of_a_failed_message(nsqd, clock, publish, started, is_async):
+def test_requeue_without_a_delay_has_that_of_a_failed_message(nsqd, clock, publish, started):
     times = []
 
     def handle(consumer, message):
         times.append(round(clock.monotonic(), 3))
-        if is_async:
-            message.enable_async()
-            gevent.spawn(message.requeue)
-        else:
-            message.requeue()
+        message.requeue()
 
     started(handle, nsqd, max_backoff_duration=0, requeue_delay=lambda attempts: 1000 * attempts)
     publish(nsqd, b"x")
@@ -209,7 +202,9 @@ def test_messages_that_are_never_answered_do_not_stop_the_others(nsqd, clock, pu
     consumer = started(handle, nsqd, max_in_flight=2, max_tries=0, msg_timeout=10.0, requeue_delay=0)
     publish(nsqd, b"forgotten")
     clock.advance(100.0)
+    (connection,) = consumer._runtime.pool.connections.values()
     assert consumer.total_in_flight <= 2
+    assert len(connection.in_flight_messages.async_messages) <= 2
 
     publish(nsqd, b"fails")
     clock.advance(30.0)
@@ -218,25 +213,6 @@ def test_messages_that_are_never_answered_do_not_stop_the_others(nsqd, clock, pu
 
     assert handled == [b"fails", b"later"]
     assert consumer.stats().counts.timed_out >= 10
-
-
-def test_late_answer_to_a_timed_out_message_is_counted_once(nsqd, clock, publish, started):
-    held = []
-
-    def handle(consumer, message):
-        message.enable_async()
-        held.append(message)
-
-    consumer = started(handle, nsqd, msg_timeout=10.0, max_tries=0)
-    publish(nsqd, b"x")
-    clock.advance(15.0)
-    assert len(held) == 2
-    held[0].finish()
-    held[1].finish()
-    clock.advance(0.0)
-
-    assert consumer.total_in_flight == 0
-    assert consumer.stats().counts.timed_out == 1
 
 
 def test_overridden_hooks_that_raise_are_logged_and_change_nothing(nsqd, clock, publish, caplog):
@@ -298,40 +274,6 @@ def test_override_that_leaves_a_message_unanswered_does_not_stop_the_consumer(ns
         clock.advance(35.0)
 
 
-def test_unanswered_messages_are_not_kept_after_their_timeout(nsqd, clock, publish, started):
-    consumer = started(lambda _, message: message.enable_async(), nsqd, msg_timeout=5.0, max_in_flight=50)
-    publish(nsqd, b"0")
-    publish(nsqd, *[b"x"] * 40)
-    clock.advance(12.0)
-
-    (connection,) = consumer._runtime.pool.connections.values()
-    assert len(connection.in_flight_messages.async_messages) <= 50
-    gevent.spawn(consumer.close)
-    clock.advance(0.0)
-
-
-def test_connection_with_long_handlers_keeps_its_rdy(nsqds, clock, publish, started):
-    busy, other = nsqds[:2]
-    handled = []
-
-    def handle(consumer, message):
-        if message.body == b"long":
-            clock.sleep(25.0)
-        handled.append(message.body)
-
-    started(handle, busy, other, max_in_flight=20, low_ready_idle_timeout=2.0)
-    publish(busy, b"long")
-    publish(busy, b"long")
-    for _ in range(5):
-        publish(other, *[b"other"] * 30)
-        clock.advance(1.0)
-    publish(busy, b"new")
-    clock.advance(0.5)
-
-    assert b"new" in handled
-    clock.advance(30.0)
-
-
 # --- subclasses that override handle_messages() -----------------------------------------------------------------------
 
 
@@ -374,30 +316,21 @@ def test_messages_of_one_chunk_are_handled_with_one_call(nsqd, publish, together
     assert (counts.finished, counts.requeued) == (4, 0)
 
 
-def test_messages_that_arrive_while_the_handler_waits_are_handled_after_it(nsqd, clock, publish, together):
-    def wait(messages):
-        clock.sleep(1.0)
-        finish_all(messages)
-
-    consumer = together(wait, concurrency=1)
-    publish(nsqd, b"1")
-    publish(nsqd, b"2")
-    publish(nsqd, b"3")
-    assert (consumer.stats().handling, consumer.stats().waiting) == (1, 2)
-    clock.advance(3.0)
-
-    assert consumer.calls == [[b"1"], [b"2", b"3"]]
-
-
-def test_messages_that_arrive_while_the_handler_waits_start_another_worker(nsqd, clock, publish, together):
-    consumer = together(lambda messages: (clock.sleep(1.0), finish_all(messages)))
-
+@pytest.mark.parametrize(
+    ("concurrency", "handling", "calls"),
+    [(1, 1, [[b"1"], [b"2", b"3", b"4"]]), (2, 3, [[b"1"], [b"2", b"3"], [b"4"]])],
+)
+def test_messages_that_arrive_while_the_handler_waits_are_handled_after_it_or_by_another_worker(
+    nsqd, clock, publish, together, concurrency, handling, calls
+):
+    consumer = together(lambda messages: (clock.sleep(1.0), finish_all(messages)), concurrency=concurrency)
     publish(nsqd, b"1")
     publish(nsqd, b"2", b"3")
+    publish(nsqd, b"4")
+    assert (consumer.stats().handling, consumer.stats().waiting) == (handling, 4 - handling)
+    clock.advance(3.0)
 
-    assert consumer.calls == [[b"1"], [b"2", b"3"]]
-    assert consumer.stats().handling == 3
-    clock.advance(2.0)
+    assert consumer.calls == calls
 
 
 class Steps:
@@ -487,20 +420,6 @@ def test_handle_messages_may_raise_a_requeue_without_backoff(nsqd, clock, publis
     assert stats.in_flight == 0
 
 
-def test_handle_messages_is_interrupted_after_handler_timeout(nsqd, clock, publish, together):
-    errors = []
-    consumer = together(lambda messages: Event().wait(), handler_timeout=5.0)
-    consumer.on_exception.connect(lambda _, message, error: errors.append(error), weak=False)
-    publish(nsqd, b"1", b"2")
-    clock.advance(4.9)
-    assert errors == []
-    clock.advance(0.2)
-
-    assert [type(error) for error in errors] == [NSQTimeout]
-    assert channel(nsqd).deferred_count == 2
-    consumer.function = finish_all
-
-
 def test_killed_handle_messages_requeues_its_messages_at_once(nsqd, clock, publish, together):
     consumer = together(lambda messages: Event().wait())
     publish(nsqd, b"1", b"2")
@@ -585,22 +504,6 @@ def lines(caplog, text, level=logging.WARNING):
     return [record.message for record in caplog.records if record.levelno >= level and text in record.message]
 
 
-def test_given_up_message_is_a_warning_with_its_handler_and_last_error(nsqd, publish, clock, started, caplog):
-    keeper = Keeper()
-    ids = set()
-    consumer = started(raising(), nsqd, max_tries=2, **AT_ONCE)
-    consumer.on_exception.connect(lambda _, message, error: ids.add(message.id), weak=False)
-    consumer.on_giving_up.connect(keeper, weak=False)
-    publish(nsqd, b"x")
-    clock.advance(1.0)
-
-    (line,) = lines(caplog, "given up")
-    (message_id,) = ids
-    assert keeper.kept == [b"x"]
-    assert line.startswith(f"t/c: message {message_id!r} of {nsqd.tcp_address}: given up, delivered 3 times")
-    assert "delivered 3 times, max_tries is 2; handed to Keeper; last error: RuntimeError: broken downstream" in line
-
-
 def test_last_error_is_one_short_line(nsqd, publish, clock, started, caplog):
     errors = {
         b"1": (NSQRequeueMessage(False), "NSQRequeueMessage: requeue"),
@@ -660,26 +563,10 @@ def test_give_up_handler_that_raises_is_a_failure_and_the_message_is_requeued(ns
 
     (line,) = lines(caplog, "give-up", logging.ERROR)
     (given_up,) = lines(caplog, "given up")
+    assert given_up.startswith("t/c: message b'")
     assert "give-up handler Keeper raised on attempt 2, message is requeued" in line
     assert "delivered 3 times, max_tries is 1; handed to Keeper; last error: RuntimeError" in given_up
     assert (keeper.kept, consumer.stats().given_up) == ([b"x"], 1)
-
-
-def test_give_up_handler_that_returns_a_coroutine_has_failed(nsqd, publish, clock, started, caplog):
-    def keep(consumer, message):
-        async def put():
-            pass
-
-        return put()
-
-    consumer = started(raising(), nsqd, max_tries=1, requeue_delay=10_000, max_backoff_duration=0)
-    consumer.on_giving_up.connect(keep, weak=False)
-    publish(nsqd, b"x")
-    clock.advance(15.0)
-
-    assert "returned a coroutine, of which nothing is run" in caplog.text
-    assert consumer.stats().given_up == 0
-    assert nsqd.broker.topics["t"].channels["c"].deferred_count == 1
 
 
 @pytest.mark.parametrize("is_finished", [False, True], ids=["by its return", "itself"])
@@ -710,26 +597,14 @@ def test_given_up_message_is_no_success_for_backoff(nsqd, publish, clock, starte
     assert consumer.stats().backoff == "off"
 
 
-def finish(message):
-    message.finish()
-
-
-def finish_in_another_thread(message):
-    thread = threading.Thread(target=message.finish)
-    thread.start()
-    thread.join()
-
-
-@pytest.mark.parametrize("answer", [finish, finish_in_another_thread])
-def test_given_up_message_that_is_answered_later_is_no_success_for_backoff(nsqd, publish, clock, started, answer):
+def test_given_up_message_that_is_answered_later_is_no_success_for_backoff(nsqd, publish, clock, started):
     queue = QueueHandler()
     consumer = started(raising(), nsqd, max_tries=1, requeue_delay=0, backoff=1)
     consumer.on_giving_up.connect(queue, weak=False)
     publish(nsqd, b"x")
     clock.advance(1.0)
     clock.advance(0.5)
-    answer(queue.get(timeout=10))
-    wait_until(lambda: clock.advance(0.5) or consumer.stats().counts.finished)
+    queue.get(timeout=10).finish()
 
     stats = consumer.stats()
     assert (stats.given_up, stats.counts.finished, stats.backoff) == (1, 1, "probing")

@@ -5,12 +5,13 @@ import functools
 import gc
 import re
 import warnings
-from unittest.mock import MagicMock, Mock, create_autospec
+from unittest.mock import Mock, create_autospec
 
 import pytest
 
 from gnsq import Consumer
 from gnsq.contrib.batch import BatchHandler
+from gnsq.errors import NSQGiveUp
 from tests.kit import wait_until
 
 
@@ -30,23 +31,9 @@ class Callable:
     async def __call__(self, consumer, message):
         pass
 
-    async def method(self, consumer, message):
-        pass
-
-    @staticmethod
-    async def static(consumer, message):
-        pass
-
 
 class Plain:
-    def __call__(self, consumer, message):
-        pass
-
     def method(self, consumer, message):
-        pass
-
-    @classmethod
-    def of_class(cls, consumer, message):
         pass
 
 
@@ -54,43 +41,28 @@ def with_more(consumer, message, more=None):
     pass
 
 
-def any_keywords(*arguments, **keywords):
-    pass
-
-
 NOT_RUN = [
     pytest.param(coroutine, "coroutine is a coroutine function", id="async def"),
     pytest.param(generator, "generator is a generator function", id="generator"),
     pytest.param(asynchronous_generator, "is an asynchronous generator function", id="async generator"),
-    pytest.param(functools.partial(coroutine), "coroutine is a coroutine function", id="partial"),
     pytest.param(
         functools.partial(functools.partial(generator), more=1), "generator function", id="partial of partial"
     ),
-    pytest.param(Callable(), "Callable is a coroutine function", id="callable object"),
     pytest.param(functools.partial(Callable()), "Callable is a coroutine function", id="partial of callable object"),
-    pytest.param(Callable().method, "Callable.method is a coroutine function", id="method"),
-    pytest.param(Callable.static, "Callable.static is a coroutine function", id="static method"),
 ]
 NOT_CALLABLE_SO = [
-    pytest.param(lambda c, m: None, "missing a required argument: 'm'", id="another name"),
     pytest.param(lambda message: None, "multiple values for argument 'message'", id="message only"),
     pytest.param(lambda consumer: None, "unexpected keyword argument 'message'", id="consumer only"),
-    pytest.param(lambda consumer, message, more: None, "missing a required argument: 'more'", id="a third parameter"),
     pytest.param(lambda consumer, message, /: None, "positional.only", id="positional only"),
-    pytest.param(print, "unexpected keyword argument 'message'", id="builtin"),
     pytest.param(5, "must be callable, not 5", id="no function"),
 ]
 RIGHT = [
     pytest.param(with_more, id="function"),
     pytest.param(functools.partial(with_more, more=1), id="partial"),
-    pytest.param(Plain(), id="callable object"),
     pytest.param(Plain().method, id="method"),
-    pytest.param(Plain.of_class, id="class method"),
-    pytest.param(any_keywords, id="any keywords"),
     pytest.param(lambda _, message, **rest: None, id="lambda"),
     pytest.param(lambda c, /, *, message: None, id="keyword only"),
     pytest.param(Mock(), id="Mock"),
-    pytest.param(MagicMock(), id="MagicMock"),
     pytest.param(create_autospec(with_more), id="autospec"),
     pytest.param(dict, id="class"),
 ]
@@ -209,32 +181,24 @@ def test_handler_that_returns_a_coroutine_or_generator_has_failed(nsqd, clock, p
     assert nsqd.broker.topics["t"].channels["c"].deferred_count == 3
 
 
-def test_override_that_returns_a_coroutine_or_generator_has_failed(nsqd, clock, publish, started):
-    class One(Consumer):
-        def handle_message(self, conn, message):
-            return coroutine(self, message)
-
-    class All(Consumer):
-        def handle_messages(self, messages):
-            return coroutine(self, messages)
-
-    for kind in (One, All):
-        consumer = started(None, nsqd, kind=kind, max_backoff_duration=0, max_tries=0)
-        publish(nsqd, b"x")
-        clock.advance(0.0)
-        consumer.pause()
-
-        assert consumer.stats().failed == 1
-        assert consumer.stats().counts.requeued == 1
+def give_up(consumer, message):
+    raise NSQGiveUp("it is bad")
 
 
-def test_handle_batch_that_returns_a_coroutine_or_generator_is_requeued(nsqd, clock, publish, started, caplog):
-    batches = BatchHandler(1, lambda batch: coroutine(None, batch), clock=clock)
-    consumer = started(batches, nsqd, max_backoff_duration=0)
+@pytest.mark.parametrize("way", ["handle_message", "handle_messages", "handle_batch", "give-up handler"])
+def test_any_function_that_returns_a_coroutine_has_failed(nsqd, clock, publish, started, caplog, way):
+    def fail(*_, **__):
+        return coroutine(None, None)
+
+    handlers = {"handle_batch": BatchHandler(1, fail, clock=clock), "give-up handler": give_up}
+    kind = type("Mine", (Consumer,), {way: fail} if way in vars(Consumer) else {})
+    consumer = started(handlers.get(way), nsqd, kind=kind, max_backoff_duration=0)
+    consumer.on_giving_up.connect(fail, weak=False)
     publish(nsqd, b"x")
-    wait_until(lambda: consumer.stats().counts.requeued == 1)
+    wait_until(lambda: consumer.stats().counts.requeued)
 
     assert "returned a coroutine, of which nothing is run" in caplog.text
+    assert (consumer.stats().counts.requeued, consumer.stats().given_up) == (1, 0)
 
 
 @pytest.mark.parametrize("options", [{}, {"handler_timeout": 5.0}], ids=["unlimited", "limited"])

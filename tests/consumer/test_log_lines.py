@@ -6,7 +6,6 @@ from fnmatch import fnmatchcase
 import gevent
 from gevent.event import Event
 
-from fakensqd import FakeNsqd
 from fakensqd.faults import error, on
 from gnsq import Consumer, Producer
 from gnsq.consumer.handlers import HandlerSignal
@@ -52,29 +51,23 @@ def test_bug_in_the_reader_of_messages_is_one_line_with_its_traceback(fakensqd, 
         wait_until(lambda: [record for record in caplog.records if record.levelno >= logging.WARNING])
 
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.levelno == logging.ERROR
     assert ": t/c: connection lost: internal error: ZeroDivisionError(); trying again in" in record.getMessage()
     assert "raise ZeroDivisionError" in record.exc_text
 
 
-def test_timed_out_messages_are_logged_per_consumer_and_not_per_connection(clock, lines):
-    with FakeNsqd(clock=clock) as one, FakeNsqd(clock=clock) as two:
-        consumer = Consumer("t", "c", [one.tcp_address, two.tcp_address], clock=clock, max_in_flight=10)
-        held = []
-        consumer.on_message.connect(lambda _, message: (message.enable_async(), held.append(message)), weak=False)
-        consumer.start(block=False)
-        clock.advance(2.0)
-        for nsqd in (one, two):
-            with Producer(nsqd.tcp_address, clock=clock) as producer:
-                producer.publish("t", b"x")
-        clock.advance(0.0)
-        assert len(held) == 2
-        clock.advance(70.0)
-        for message in held:
-            message.finish()
-        clock.advance(0.0)
-        gevent.spawn(consumer.close)
-        clock.advance(1.0)
+def test_timed_out_messages_are_logged_per_consumer_and_not_per_connection(nsqds, clock, publish, started, lines):
+    held = []
+    consumer = started(lambda _, message: (message.enable_async(), held.append(message)), *nsqds[:2], max_in_flight=10)
+    for nsqd in nsqds[:2]:
+        publish(nsqd, b"x")
+    assert len(held) == 2
+    clock.advance(70.0)
+    for message in held:
+        message.finish()
+    clock.advance(0.0)
 
+    assert (consumer.total_in_flight, consumer.stats().counts.timed_out) == (0, 2)
     (line,) = [line for line in lines(logging.WARNING) if "its timeout was over" in line]
     assert ": t/c: E_FIN_FAILED" in line
 
@@ -135,27 +128,3 @@ def test_repr_of_a_consumer_shows_its_state(nsqd, clock, publish, started):
 
     assert repr(consumer) == "<Consumer t/c running, 1 connection, 1 message in flight>"
     assert repr(Consumer("t", "c", "a", name="n")) == "<Consumer n t/c init, 0 connections, 0 messages in flight>"
-
-
-def test_backoff_says_why_messages_fail_and_what_the_recovery_takes(nsqd, clock, publish, started, lines):
-    broken = [True]
-
-    def handle(consumer, message):
-        if broken:
-            raise OSError("the database is away")
-
-    started(handle, nsqd, max_tries=0, requeue_delay=0, backoff=lambda failures: 2.0 ** (failures - 1))
-    publish(nsqd, b"1", b"2", b"3")
-    clock.advance(1 + 2)
-    broken.clear()
-    clock.advance(4 + 2 + 1)
-
-    error = "; last error: OSError: the database is away"
-    assert [line for line in lines() if line.endswith(error)] == [
-        f"t/c: failed; no messages for 1.0 s, then 1 to try{error}",
-        f"t/c: failed; no messages for 2.0 s, then 2 to try one by one{error}",
-        f"t/c: failed; no messages for 4.0 s, then 3 to try one by one{error}",
-        f"t/c: it works again; 2 more to try one by one, the next in 2.0 s{error}",
-        f"t/c: it works again; 1 more to try, the next in 1.0 s{error}",
-        f"t/c: messages are handled again, as many as before{error}",
-    ]

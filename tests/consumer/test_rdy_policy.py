@@ -83,14 +83,6 @@ def test_lowered_rdy_is_given_to_another_only_after_grace():
     assert made.decide({}, GRACE) == {"a": 9, "b": 1}
 
 
-def test_removing_twice_is_no_error():
-    made = policy(10, "a")
-    made.remove("a")
-    made.remove("a")
-
-    assert made.decide({}, 0.0) == {}
-
-
 def test_connection_with_less_than_nearly_all_in_flight_is_not_starved():
     made = policy(20, "ab")
     made.decide({}, 0.0)

@@ -7,7 +7,6 @@ import time
 from decimal import Decimal
 
 import gevent
-import pytest
 from gevent.event import Event
 
 from fakensqd import on
@@ -72,27 +71,7 @@ def test_messages_of_an_nsqd_that_is_gone_are_not_said_to_be_requeued(nsqd, cloc
     forever.set()
 
 
-def test_async_message_may_be_answered_during_the_close(nsqd, clock, publish, started):
-    held = []
-
-    def handle(consumer, message):
-        message.enable_async()
-        held.append(message)
-
-    consumer = started(handle, nsqd, max_in_flight=2)
-    publish(nsqd, b"1")
-    publish(nsqd, b"2")
-    gevent.spawn(consumer.close)
-    clock.advance(1.0)
-    for message in held:
-        message.finish()
-    clock.advance(0.0)
-
-    assert not consumer.is_running
-    assert channel(nsqd).depth == 0
-
-
-def test_handler_may_close_and_wait_for_the_others(nsqd, clock, publish, started):
+def test_handlers_may_close_and_wait_for_the_others_also_if_these_have_answered(nsqd, clock, publish, started):
     events, ended = [], []
 
     def handle(consumer, message):
@@ -102,18 +81,19 @@ def test_handler_may_close_and_wait_for_the_others(nsqd, clock, publish, started
             ended.append(consumer.is_closed)
             consumer.join()
         else:
+            message.finish()
             clock.sleep(3.0)
         events.append((message.body, round(clock.monotonic(), 1)))
 
     consumer = started(handle, nsqd, max_in_flight=3)
     publish(nsqd, b"warm")
     clock.advance(4.0)
-    publish(nsqd, b"other", b"last")
+    publish(nsqd, b"other", b"last", b"last")
     clock.advance(4.0)
 
-    assert ended == [False]
-    assert [body for body, _ in events] == [b"warm", b"other", b"last"]
-    assert events[2][1] - events[1][1] <= 0.1
+    assert ended == [False, False]
+    assert [body for body, _ in events] == [b"warm", b"other", b"last", b"last"]
+    assert events[-1][1] - events[1][1] <= 0.1
     assert not consumer.is_running
     assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (0, 0)
 
@@ -135,63 +115,6 @@ def test_close_requeues_all_messages_though_receivers_of_their_signals_raise(nsq
     assert consumer.is_closed
     assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (3, 0)
     assert consumer.stats().unanswered == 3
-
-
-def test_two_handlers_that_wait_for_the_end_do_not_block_each_other(nsqd, clock, publish, started):
-    done = []
-
-    def handle(consumer, message):
-        if message.body != b"warm":
-            consumer.close(timeout=20.0)
-            consumer.join()
-            done.append(message.body)
-
-    consumer = started(handle, nsqd, max_in_flight=2)
-    publish(nsqd, b"warm")
-    publish(nsqd, b"1", b"2")
-    clock.advance(1.0)
-
-    assert sorted(done) == [b"1", b"2"]
-    assert not consumer.is_running
-
-
-def test_close_while_the_consumer_connects_ends_the_attempt(nsqd, clock):
-    nsqd.stop_reading()
-    consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: None, clock=clock)
-    starting = gevent.spawn(consumer.start)
-    clock.advance(1.0)
-    gevent.spawn(consumer.close)
-    clock.advance(0.0)
-
-    assert starting.ready()
-    assert not consumer.is_running
-    nsqd.resume_reading()
-
-
-@pytest.mark.parametrize("state", ["idle", "busy"])
-def test_close_in_a_signal_handler(fakensqd, state):
-    started, release = Event(), Event()
-
-    def handle(consumer, message):
-        started.set()
-        release.wait()
-
-    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=handle)
-    before = signal.signal(signal.SIGUSR1, lambda *_: consumer.close())
-    try:
-        consumer.start(block=False)
-        if state == "busy":
-            with Producer(fakensqd.tcp_address) as producer:
-                producer.publish("t", b"x")
-            started.wait(10)
-        gevent.spawn_later(0.05, release.set)
-        signal.raise_signal(signal.SIGUSR1)
-        wait_until(lambda: not consumer.is_running)
-        consumer.join(10)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-    assert consumer.stats().state == "closed"
 
 
 def test_close_ends_at_the_deadline_while_nsqd_is_silent(nsqd, clock, started):
@@ -223,45 +146,25 @@ def test_message_that_arrives_after_the_deadline_is_requeued(nsqd, clock, publis
     forever.set()
 
 
-@pytest.mark.parametrize("action", ["pause", "max_in_flight"])
-def test_pause_and_max_in_flight_may_be_set_from_another_thread(fakensqd, action):
+def test_rdy_may_be_changed_from_another_thread(fakensqd):
     seen = []
     consumer = Consumer(
         "t", "c", fakensqd.tcp_address, message_handler=lambda _, message: seen.append(message.body), max_in_flight=5
     )
 
     def steer():
-        if action == "pause":
-            consumer.pause()
-            consumer.resume()
-        else:
-            consumer.max_in_flight = 9
+        consumer.pause()
+        consumer.resume()
+        consumer.max_in_flight = 9
+        consumer.redistribute_ready_state()
 
-    with Producer(fakensqd.tcp_address) as producer, consumer:
-        producer.publish("t", b"warm")
+    with consumer:
+        fakensqd.publish("t", b"warm")
         wait_until(lambda: consumer.total_ready_count == 5)
         gevent.get_hub().threadpool.spawn(steer).get(timeout=10)
-        producer.multipublish("t", [b"x"] * 20)
+        fakensqd.publish("t", *[b"x"] * 20)
         wait_until(lambda: len(seen) == 21)
-        wait_until(lambda: consumer.total_ready_count == (5 if action == "pause" else 9))
-
-
-def test_close_does_not_wait_for_messages_of_a_lost_connection(nsqd, clock, publish, started):
-    handled = []
-
-    def handle(consumer, message):
-        handled.append(message.body)
-        clock.sleep(1.0)
-
-    consumer = started(handle, nsqd, max_in_flight=5, concurrency=1)
-    publish(nsqd, b"0")
-    publish(nsqd, b"1", b"2")
-    nsqd.down()
-    clock.advance(0.1)
-
-    assert consumer.stats().waiting == 0
-    clock.advance(5.0)
-    assert handled == [b"0"]
+        wait_until(lambda: consumer.total_ready_count == 9)
 
 
 def test_no_message_is_handled_after_the_deadline(nsqd, clock, publish, started):
@@ -283,47 +186,6 @@ def test_no_message_is_handled_after_the_deadline(nsqd, clock, publish, started)
 
     assert handled == [b"warm"]
     assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (3, 0)
-
-
-def test_handler_that_waits_for_the_end_waits_for_a_running_handler_that_has_answered(nsqd, clock, publish, started):
-    events = []
-
-    def handle(consumer, message):
-        if message.body == b"closes":
-            consumer.close(timeout=20.0)
-            consumer.join()
-        else:
-            message.finish()
-            clock.sleep(3.0 * (message.body == b"slow"))
-        events.append(message.body)
-
-    started(handle, nsqd, max_in_flight=3)
-    publish(nsqd, b"warm")
-    publish(nsqd, b"slow", b"closes")
-    clock.advance(10.0)
-
-    assert events == [b"warm", b"slow", b"closes"]
-
-
-def test_requeue_at_the_deadline_is_no_failure_for_backoff(nsqd, clock, publish, started):
-    events = []
-
-    class Mine(Consumer):
-        def handle_requeue(self, conn, message_id, timeout, backoff):
-            events.append((timeout, backoff))
-
-    forever = Event()
-    consumer = Mine(
-        "t", "c", nsqd.tcp_address, message_handler=lambda _, message: forever.wait(), clock=clock, close_timeout=1.0
-    )
-    consumer.start(block=False)
-    clock.advance(0.0)
-    publish(nsqd, b"x")
-    gevent.spawn(consumer.close)
-    clock.advance(1.5)
-
-    assert events == [(0, False)]
-    forever.set()
 
 
 def test_close_with_a_timeout_in_a_signal_handler_does_not_block_busy_handlers(fakensqd):
@@ -355,31 +217,3 @@ def test_close_with_a_timeout_in_a_signal_handler_does_not_block_busy_handlers(f
     # It ended within its time limit.
     assert time.monotonic() - began < LIMIT
     assert fakensqd.in_flight("t", "c") == 0
-
-
-def test_redistribute_ready_state_may_be_called_from_another_thread(fakensqd):
-    seen = []
-    consumer = Consumer(
-        "t", "c", fakensqd.tcp_address, message_handler=lambda _, message: seen.append(message), reconnect_initial=0.01
-    )
-    with consumer:
-        gevent.get_hub().threadpool.spawn(consumer.redistribute_ready_state).get(timeout=10)
-        fakensqd.restart()
-        with Producer(fakensqd.tcp_address) as producer:
-            producer.publish("t", b"x")
-        wait_until(lambda: seen)
-
-
-def test_consumer_made_in_one_thread_and_started_in_another_receives(fakensqd):
-    seen = []
-    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=lambda _, message: seen.append(message))
-    consumer.low_ready_idle_timeout = 3
-
-    def live():
-        with consumer, Producer(fakensqd.tcp_address) as producer:
-            producer.publish("t", b"x")
-            wait_until(lambda: seen)
-
-    gevent.get_hub().threadpool.spawn(live).get(timeout=20)
-
-    assert len(seen) == 1

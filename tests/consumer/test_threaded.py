@@ -6,7 +6,7 @@ import threading
 import gevent
 import pytest
 
-from gnsq import Consumer, LookupdClient, Producer
+from gnsq import Consumer, LookupdClient
 from tests.kit import run_program, wait_until
 
 LIMIT = 20.0
@@ -36,18 +36,9 @@ class Native:
             self.all_handled.set()
 
 
-@pytest.fixture
-def publish(fakensqd):
-    def publish(*bodies):
-        with Producer(fakensqd.tcp_address, threaded=True) as producer:
-            producer.multipublish("t", list(bodies))
-
-    return publish
-
-
-def test_messages_are_handled_while_the_caller_blocks_natively(fakensqd, publish):
+def test_messages_are_handled_while_the_caller_blocks_natively(fakensqd):
     handler = Native(count=20)
-    publish(*[b"%d" % number for number in range(20)])
+    fakensqd.publish("t", *[b"%d" % number for number in range(20)])
 
     with Consumer("t", "c", fakensqd.tcp_address, message_handler=handler, max_in_flight=5, threaded=True) as consumer:
         assert handler.all_handled.wait(LIMIT)
@@ -62,26 +53,7 @@ def test_messages_are_handled_while_the_caller_blocks_natively(fakensqd, publish
     assert fakensqd.depth("t", "c") == fakensqd.in_flight("t", "c") == 0
 
 
-def test_close_with_a_timeout_waits_and_requeues_the_rest(fakensqd, publish):
-    begun = threading.Event()
-
-    def handle(consumer, message):
-        begun.set()
-        gevent.sleep(LIMIT)
-
-    publish(b"slow")
-    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=handle, threaded=True)
-    consumer.start(block=False)
-    assert begun.wait(LIMIT)
-
-    consumer.close(timeout=0.05)
-
-    assert not consumer.is_running
-    fakensqd.wait_until(lambda nsqd: nsqd.depth("t", "c") == 1)
-    assert "gnsq-t/c" not in thread_names()
-
-
-def test_nsqds_may_be_added_and_options_changed_from_other_threads(fakensqd, publish):
+def test_nsqds_may_be_added_and_options_changed_from_other_threads(fakensqd):
     handler = Native(count=3)
     consumer = Consumer("t", "c", [], ["127.0.0.1:1"], message_handler=handler, threaded=True)
     with consumer:
@@ -90,7 +62,7 @@ def test_nsqds_may_be_added_and_options_changed_from_other_threads(fakensqd, pub
         consumer.max_in_flight = 3
         consumer.pause()
         consumer.resume()
-        publish(b"1", b"2", b"3")
+        fakensqd.publish("t", b"1", b"2", b"3")
 
         assert handler.all_handled.wait(LIMIT)
         wait_until(lambda: consumer.total_in_flight == 0, LIMIT)
@@ -110,11 +82,11 @@ def test_options_may_be_set_and_nsqds_asked_for_after_the_end(fakensqd):
     assert consumer.max_in_flight == 3
 
 
-def test_nsqlookupds_asked_by_another_thread_connect_on_the_thread_of_the_consumer(fakensqd, publish, fakelookupd):
+def test_nsqlookupds_asked_by_another_thread_connect_on_the_thread_of_the_consumer(fakensqd, fakelookupd):
     handler = Native(count=1)
     consumer = Consumer("t", "c", [], fakelookupd.http_address, message_handler=handler, threaded=True)
     with consumer:
-        publish(b"x")
+        fakensqd.publish("t", b"x")
         fakensqd.set_lookupd_tcp_addresses((fakelookupd.tcp_address,))
         wait_until(lambda: "t" in LookupdClient.from_url(fakelookupd.http_address).topics()["topics"], LIMIT)
         consumer.query_lookupd()
@@ -123,11 +95,11 @@ def test_nsqlookupds_asked_by_another_thread_connect_on_the_thread_of_the_consum
     assert handler.threads == {"gnsq-t/c"}
 
 
-def test_handler_that_exits_closes_the_consumer(fakensqd, publish):
+def test_handler_that_exits_closes_the_consumer(fakensqd):
     def handle(consumer, message):
         raise SystemExit(3)
 
-    publish(b"x")
+    fakensqd.publish("t", b"x")
     consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=handle, threaded=True)
     events = []
 
@@ -206,8 +178,8 @@ def run(program, address):
 
 
 @pytest.mark.subprocess
-def test_end_of_the_program_closes_a_threaded_consumer_whose_handlers_may_publish_until_then(fakensqd, publish):
-    publish(b"x")
+def test_end_of_the_program_closes_a_threaded_consumer_whose_handlers_may_publish_until_then(fakensqd):
+    fakensqd.publish("t", b"x")
     program = """
         from gnsq import Producer
 
@@ -226,41 +198,8 @@ def test_end_of_the_program_closes_a_threaded_consumer_whose_handlers_may_publis
 
 
 @pytest.mark.subprocess
-def test_ctrl_c_ends_a_program_that_waits_in_start(fakensqd, publish):
-    publish(b"x")
-    program = """
-        threading.Thread(target=lambda: (begun.wait(), os.kill(os.getpid(), signal.SIGINT))).start()
-        try:
-            consumer.start()
-        except KeyboardInterrupt:
-            say("interrupted")
-    """
-
-    done = run(program, fakensqd.tcp_address)
-
-    assert sorted(done.stdout.split()) == ["begun", "closed", "handled", "interrupted"], done.stderr
-    assert (done.stderr, done.returncode) == ("", 0)
-    assert fakensqd.in_flight("t", "c") == 0
-
-
-@pytest.mark.subprocess
-def test_sigterm_handler_closes_a_program_that_waits_in_start(fakensqd, publish):
-    publish(b"x")
-    program = """
-        signal.signal(signal.SIGTERM, lambda number, frame: consumer.close(timeout=10))
-        threading.Thread(target=lambda: (begun.wait(), os.kill(os.getpid(), signal.SIGTERM))).start()
-        consumer.start()
-        say("end")
-    """
-
-    done = run(program, fakensqd.tcp_address)
-
-    assert (done.stdout.split(), done.stderr, done.returncode) == (["begun", "handled", "closed", "end"], "", 0)
-
-
-@pytest.mark.subprocess
-def test_threaded_consumer_works_in_a_monkey_patched_process(fakensqd, publish):
-    publish(b"x")
+def test_threaded_consumer_works_in_a_monkey_patched_process(fakensqd):
+    fakensqd.publish("t", b"x")
     patched = "from gevent import monkey; monkey.patch_all()\n"
     program = textwrap.dedent(PROGRAM) + "with consumer:\n    assert begun.wait(20)\n"
 

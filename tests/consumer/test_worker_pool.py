@@ -54,24 +54,6 @@ def test_message_of_a_worker_killed_before_it_began_is_handled_by_another(worker
     assert handled == messages
 
 
-def test_message_of_a_worker_killed_before_its_handler_is_handled_by_another():
-    messages = [message(number) for number in range(3)]
-    called = []
-
-    def handle(message):
-        called.append(message)
-        if len(called) == 1:
-            gevent.getcurrent().kill(block=False)
-            gevent.sleep(0)
-        return True
-
-    workers = pool(handle)
-    workers.put(messages)
-    wait_until_idle(workers)
-
-    assert sorted(called[1:], key=messages.index) == messages
-
-
 def test_answered_and_async_messages_of_a_killed_worker_are_not_handled_again():
     answered, kept, other = messages = [message(number) for number in range(3)]
     calls = []
@@ -246,15 +228,13 @@ class Responder:
         self.dropped.append(message)
 
 
-@pytest.mark.parametrize("batches", [False, True])
-def test_messages_that_time_out_while_a_handler_runs_are_dropped(clock, handled, batches):
-    def handle(message):
-        handled.append(message)
+def test_messages_that_time_out_while_a_batch_is_handled_are_dropped(clock, handled):
+    def handle_batch(messages):
+        handled.append(messages)
         clock.sleep(6.0)
-        return True
+        return []
 
-    handle_batch = (lambda messages: handle(messages) and []) if batches else None
-    workers = WorkerPool("w", lambda: 1, handle, handle_batch, lambda message: None, clock)
+    workers = WorkerPool("w", lambda: 1, lambda message: True, handle_batch, lambda message: None, clock)
     responder = Responder(clock)
     messages = [Message(0, 1, b"%016d" % number, b"x", responder) for number in range(4)]
     workers.put(messages[:1])
