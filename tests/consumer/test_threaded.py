@@ -151,10 +151,9 @@ def test_interrupted_start_leaves_no_thread(fakensqd):
 
 
 PROGRAM = """
-    import os, signal, sys, threading, time
-    from gnsq import Consumer
-
+    import os, sys, threading
     import gevent
+    from gnsq import Consumer, Producer
 
     begun = threading.Event()
 
@@ -166,43 +165,24 @@ PROGRAM = """
         begun.set()
         while consumer.is_running:
             gevent.sleep(0.001)
+        producer.publish("copies", message.body)
         say("handled")
 
     consumer = Consumer("t", "c", sys.argv[1], message_handler=handle, threaded=True)
     consumer.on_close.connect(lambda consumer: say("closed"), weak=False)
+    producer = Producer(sys.argv[1], threaded=True)
+    producer.start()
+    consumer.start(block=False)
+    begun.wait()
 """
-
-
-def run(program, address):
-    return run_program(textwrap.dedent(PROGRAM) + textwrap.dedent(program), address)
 
 
 @pytest.mark.subprocess
 def test_end_of_the_program_closes_a_threaded_consumer_whose_handlers_may_publish_until_then(fakensqd):
     fakensqd.publish("t", b"x")
-    program = """
-        from gnsq import Producer
 
-        producer = Producer(sys.argv[1], threaded=True)
-        producer.start()
-        consumer.on_message.connect(lambda consumer, message: producer.publish("copies", message.body), weak=False)
-        consumer.start(block=False)
-        begun.wait()
-    """
-
-    done = run(program, fakensqd.tcp_address)
+    done = run_program(textwrap.dedent(PROGRAM), fakensqd.tcp_address)
 
     assert (done.stdout.split(), done.stderr, done.returncode) == (["begun", "handled", "closed"], "", 0)
     assert fakensqd.messages("copies") == [b"x"]
     assert fakensqd.depth("t", "c") == fakensqd.in_flight("t", "c") == 0
-
-
-@pytest.mark.subprocess
-def test_threaded_consumer_works_in_a_monkey_patched_process(fakensqd):
-    fakensqd.publish("t", b"x")
-    patched = "from gevent import monkey; monkey.patch_all()\n"
-    program = textwrap.dedent(PROGRAM) + "with consumer:\n    assert begun.wait(20)\n"
-
-    done = run_program(patched + program, fakensqd.tcp_address, flags=())
-
-    assert (done.stdout.split(), done.returncode) == (["begun", "handled", "closed"], 0), done.stderr

@@ -9,6 +9,7 @@ import pytest
 from gnsq.clock import RealClock
 from gnsq.consumer.worker_pool import WorkerPool
 from gnsq.message import Message
+from gnsq.nsqd.in_flight import InFlightMessages
 from tests.kit import run_program, wait_until
 
 
@@ -103,6 +104,14 @@ def parked(workers):
     return [work.worker for work in workers._parked]
 
 
+def park(workers):
+    """Handle a message; return the worker that has done it."""
+    workers.put([message(0)])
+    wait_until_idle(workers)
+    (worker,) = parked(workers)
+    return worker
+
+
 def test_parked_worker_handles_the_next_messages(workers, handled):
     greenlets = set()
     workers._handle = lambda message: greenlets.add(gevent.getcurrent()) or True
@@ -116,8 +125,7 @@ def test_parked_worker_handles_the_next_messages(workers, handled):
 
 
 def test_message_that_the_hub_puts_is_handled_before_put_returns(workers, handled):
-    workers.put([message(0)])
-    wait_until_idle(workers)
+    park(workers)
     seen = []
 
     def put():
@@ -131,11 +139,7 @@ def test_message_that_the_hub_puts_is_handled_before_put_returns(workers, handle
 
 
 def test_parked_worker_that_is_killed_is_replaced(workers, handled):
-    workers.put([message(0)])
-    wait_until_idle(workers)
-
-    for worker in parked(workers):
-        worker.kill()
+    park(workers).kill()
     workers.put([message(1)])
     wait_until(lambda: len(handled) == 2)
 
@@ -143,9 +147,7 @@ def test_parked_worker_that_is_killed_is_replaced(workers, handled):
 
 
 def test_worker_that_is_killed_when_it_is_woken_loses_no_message(workers, handled):
-    workers.put([message(0)])
-    wait_until_idle(workers)
-    (worker,) = parked(workers)
+    worker = park(workers)
 
     workers.put([message(1)])
     worker.kill()
@@ -172,9 +174,7 @@ def test_timeout_that_a_handler_has_left_behind_ends_only_its_worker(capsys, han
 
 
 def test_parked_worker_that_is_woken_by_something_else_stays_parked(workers, handled):
-    workers.put([message(0)])
-    wait_until_idle(workers)
-    (worker,) = parked(workers)
+    worker = park(workers)
 
     gevent.get_hub().loop.run_callback(worker.switch)
     gevent.sleep(0)
@@ -185,9 +185,7 @@ def test_parked_worker_that_is_woken_by_something_else_stays_parked(workers, han
 
 
 def test_closed_pool_ends_its_parked_workers_and_still_handles_messages(workers, handled):
-    workers.put([message(0)])
-    wait_until_idle(workers)
-    (worker,) = parked(workers)
+    worker = park(workers)
 
     workers.close()
     wait_until(lambda: worker.dead)
@@ -215,35 +213,23 @@ def test_no_more_workers_are_parked_than_the_limit(monkeypatch):
 # --- messages that wait while handlers run
 
 
-class Responder:
-    """A responder whose messages time out after 5 s."""
-
-    nsqd, msg_timeout, max_msg_timeout = "nsqd:4150", 5.0, None
-
-    def __init__(self, clock):
-        self.now = clock.monotonic
-        self.dropped = []
-
-    def mark_timed_out(self, message):
-        self.dropped.append(message)
-
-
 def test_messages_that_time_out_while_a_batch_is_handled_are_dropped(clock, handled):
     def handle_batch(messages):
         handled.append(messages)
         clock.sleep(6.0)
         return []
 
-    workers = WorkerPool("w", lambda: 1, lambda message: True, handle_batch, lambda message: None, clock)
-    responder = Responder(clock)
-    messages = [Message(0, 1, b"%016d" % number, b"x", responder) for number in range(4)]
+    dropped, in_flight = [], InFlightMessages("nsqd:4150", lambda data: None, lambda: None, clock)
+    in_flight.msg_timeout = 5.0
+    workers = WorkerPool("w", lambda: 1, lambda message: True, handle_batch, dropped.append, clock)
+    messages = [Message(0, 1, b"%016d" % number, b"x", in_flight) for number in range(4)]
     workers.put(messages[:1])
     clock.advance(0.1)
     workers.put(messages[1:])
     clock.advance(30.0)
 
     assert len(handled) == 1
-    assert responder.dropped == messages[1:]
+    assert (dropped, in_flight.timed_out) == (messages[1:], 3)
 
 
 def test_limit_that_is_raised_while_a_handler_runs_is_used_for_the_messages_that_wait(clock):
