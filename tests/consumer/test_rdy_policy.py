@@ -93,6 +93,14 @@ def test_connection_with_less_than_nearly_all_in_flight_is_not_starved():
     assert made.decide({"a": 9}, IDLE) == {"b": 1}
 
 
+def test_connection_with_messages_in_flight_is_not_idle():
+    made = policy(20, "ab")
+    made.decide({}, 0.0)
+    made.on_messages("a", 10, 10, IDLE)
+
+    assert made.decide({"a": 10, "b": 1}, IDLE) == {}
+
+
 @pytest.mark.parametrize(
     ("in_flight", "step", "end"),
     [pytest.param(1, 1.0, TURN, id="in flight"), pytest.param(0, GRACE / 2, TURN + GRACE, id="all answered by then")],

@@ -197,6 +197,18 @@ def test_ready_above_nsqds_limit_is_refused_before_it_is_sent(connection):
         connection.ready(2501)
 
 
+def test_close_waits_for_pending_replies(connection, transport):
+    reply = connection.request(commands.publish("t", b"1"))
+
+    closing = gevent.spawn(connection.close, 2 * LIMIT)
+    wait_until(lambda: transport.sends)
+    assert not transport.ended
+    transport.feed(OK)
+    closing.join(LIMIT)
+
+    assert reply.get(timeout=0) == b"OK"
+
+
 class StepClock(RealClock):
     """A clock that each pause of the liveness check moves by the same step, whatever it asks for.
 
