@@ -1,12 +1,10 @@
 """SIGINT and SIGTERM at each moment of a program: one line, the documented status, and no traceback."""
 
-import os
 import signal
 
 import pytest
 
 from tests.kit import run_program
-from tests.kit.commands import gnsq
 
 # A program that sends itself a signal: when a module is imported, or when the interpreter ends.
 PROGRAM = """
@@ -80,28 +78,3 @@ def test_signal_after_the_work_does_not_change_its_status(fakensqd, tmp_path, mo
 
     assert (result.returncode, len(result.stderr.splitlines())) == (0, 1)
     assert result.stderr.startswith("1 message published")
-
-
-# Commands, each with its status if a signal comes before it has begun.
-COMMANDS = [
-    pytest.param(["pub", "t", os.devnull], 128, id="pub"),
-    pytest.param(["ping"], 128, id="ping"),
-    pytest.param(["stats"], 128, id="stats"),
-    pytest.param(["requeue-dead", "t", "--all"], 128, id="requeue-dead"),
-    pytest.param(["tail", "t", "-n", "1"], 128, id="tail -n"),
-    pytest.param(["copy", "t", "u", "-n", "1"], 128, id="copy -n"),
-    pytest.param(["tail", "t"], 0, id="tail"),
-    pytest.param(["copy", "t", "u"], 0, id="copy"),
-    pytest.param(["to-file", "t", "-d", "."], 0, id="to-file"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "status"), COMMANDS)
-def test_signal_before_a_command_begins_its_work(fakensqd, monkeypatch, tmp_path, arguments, status):
-    monkeypatch.chdir(tmp_path)
-    fakensqd.publish("t", b"1")
-
-    result = gnsq(fakensqd, *arguments, signalled=signal.SIGTERM)
-
-    assert result.exit_code == (status and status + signal.SIGTERM)
-    assert "Traceback" not in result.stderr

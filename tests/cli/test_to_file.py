@@ -342,25 +342,18 @@ def test_pattern_without_a_topic_waits_and_ends_at_idle(fakensqd, to_file):
 BODIES = [b"1", "grün\n\u2028".encode(), b"\xff\x00", b'{"body": "x"}', bytes(range(256)), b"\xed\xa0\x80"]
 
 
-def test_pub_takes_back_json_byte_for_byte(fakensqd, to_file, out):
-    fakensqd.publish("t", *BODIES)
-    to_file("--format", "json", "-n", str(len(BODIES)))
+@pytest.mark.parametrize(
+    ("options", "given", "suffix"),
+    [(["--format", "json"], BODIES, ".jsonl"), (["--delimiter", r"\0"], [b"1\n2", b"3\n"], ".log")],
+    ids=["json", "delimiter"],
+)
+def test_pub_takes_back_what_was_written_byte_for_byte(fakensqd, to_file, out, options, given, suffix):
+    fakensqd.publish("t", *given)
+    to_file(*options, "-n", len(given))
 
     (path,) = files(out)
-    result = invoke("pub", "back", path, "--format", "json", *servers_of(fakensqd))
+    result = invoke("pub", "back", path, *options, *servers_of(fakensqd))
 
     assert result.exit_code == 0, result.output
-    assert path.suffix == ".jsonl"
-    assert fakensqd.messages("back") == BODIES
-
-
-def test_pub_takes_back_records_with_another_delimiter(fakensqd, to_file, out):
-    fakensqd.publish("t", b"1\n2", b"3\n")
-    to_file("--delimiter", r"\0", "-n", "2")
-
-    (path,) = files(out)
-    result = invoke("pub", "back", str(path), "--delimiter", r"\x00", *servers_of(fakensqd))
-
-    assert path.read_bytes() == b"1\n2\x003\n\x00"
-    assert result.exit_code == 0, result.output
-    assert fakensqd.messages("back") == [b"1\n2", b"3\n"]
+    assert path.suffix == suffix
+    assert fakensqd.messages("back") == given
