@@ -36,8 +36,6 @@ class Files:
         self.faults = []
         self.in_flight = []
         self.memory = {"nsqd0": 20, "nsqd1": 20}
-        self.refused = {"nsqd0": set()}
-        self.options = {"allow_duplicates": False}
         self.publish("k-0")
         for name in ("a", "b"):
             self.deliver(name, 2.0, "k-0", "finish")
@@ -47,17 +45,17 @@ class Files:
         if outcome:
             self.lines["p"].append(["O", 1.0 + took, key, outcome, ["n:1"], [key], ""])
 
-    def deliver(self, name, time, key, answer, *, attempts=1, message_id=None, took=0.1):
+    def deliver(self, name, time, key, answer, *, attempts=1, message_id=None):
         values = key, "n:1", message_id or key, attempts
         self.lines[name].append(["D", time, *values, time, time])
-        self.lines[name].append(["A", time + took, *values, answer])
+        self.lines[name].append(["A", time + 0.1, *values, answer])
 
     def violations(self):
         for name, lines in self.lines.items():
-            settings = {"name": name, "options": self.options, "channel": name, "way": "returning"}
+            settings = {"name": name, "options": {"allow_duplicates": False}, "channel": name, "way": "returning"}
             (self.folder / f"{name}.json").write_text(json.dumps(settings))
             (self.folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '["A", 9')
-        judge = Judge(read(self.folder), self.faults, NODES, self.in_flight, self.memory, self.refused)
+        judge = Judge(read(self.folder), self.faults, NODES, self.in_flight, self.memory, {"nsqd0": set()})
         return [line.partition(":")[0] for line in judge.violations()]
 
 
@@ -189,69 +187,6 @@ def test_a_fault_of_the_nsqd_explains(files, make, faults):
     files.faults = faults
 
     assert files.violations() == []
-
-
-@pytest.mark.parametrize(
-    ("answer", "expected"), [("requeue", []), ("finish", ["came again without a reason"])], ids=["requeued", "finished"]
-)
-def test_a_late_requeue_is_for_the_next_delivery_to_the_same_consumer(files, answer, expected):
-    files.publish("q-0")
-    files.deliver("a", 2.0, "q-0", answer, took=2.6)
-    files.deliver("a", 4.1, "q-0", "finish", attempts=2, took=0.5)
-    files.deliver("a", 5.0, "q-0", "finish", attempts=3)
-    files.deliver("b", 2.0, "q-0", "finish")
-
-    assert files.violations() == expected
-
-
-def test_a_message_that_is_in_flight_twice_is_one_too_many(files):
-    excess(files)
-    files.in_flight = [(6.0, {"a": 9}), (8.0, {"a": 6}), (10.0, {"a": 6})]
-    files.deliver("a", 2.05, "k-0", "finish")
-    files.refused = {"nsqd0": {"k-0"}}
-    files.lines["a"].append(["C", 9.0, "n:1", "n:1: connection lost by a fault"])
-    files.faults = [Fault("killed", "nsqd0", 1.5, 2.0)]
-
-    assert files.violations() == ["more in flight than max_in_flight"]
-
-
-@pytest.mark.parametrize(
-    ("attempts", "refused", "expected"),
-    [
-        pytest.param(1, {"q-0"}, [], id="refused"),
-        pytest.param(1, set(), ["more in flight than max_in_flight"], id="answered in time"),
-        pytest.param(2, {"q-0"}, ["more in flight than max_in_flight"], id="timed out"),
-    ],
-)
-def test_a_copy_of_which_nsqd_refuses_the_answer_is_one_too_many(files, attempts, refused, expected):
-    files.lines["a"] += [["M", 1.0, 2]]
-    files.in_flight = [(9.0, {"a": 3})]
-    files.publish("q-0")
-    files.deliver("a", 2.0, "q-0", "requeue")
-    files.deliver("a", 2.15, "q-0", "finish", attempts=attempts)
-    files.deliver("b", 2.0, "q-0", "finish")
-    files.faults = [Fault("killed", "nsqd0", 1.5, 1.9)]
-    files.refused = {"nsqd0": refused}
-
-    assert files.violations() == expected
-
-
-@pytest.mark.parametrize(
-    ("took", "faults", "expected"),
-    [
-        pytest.param(2.6, [], [], id="late"),
-        pytest.param(0.1, [Fault("killed", "nsqd0", 1.5, 1.9)], [], id="after a kill"),
-        pytest.param(0.1, [Fault("killed", "nsqd1", 1.5, 1.9)], ["connection lost without a fault"], id="in time"),
-    ],
-)
-def test_a_consumer_may_end_a_silent_connection_after_refused_answers(files, took, faults, expected):
-    files.deliver("a", 3.0, "k-1", "requeue", took=took)
-    files.publish("k-1", outcome="unknown")
-    text = "n:1: connection lost: no message for 30 s with RDY 1, after nsqd has refused 1 answer"
-    files.lines["a"].append(["C", 40.0, "n:1", text])
-    files.faults = faults
-
-    assert files.violations() == expected
 
 
 def test_refused_answers_and_lost_records_are_read_from_the_log_of_nsqd(tmp_path):

@@ -53,17 +53,3 @@ def test_integration_without_servers_ends_with_advice(tmp_path):
     assert "put nsqd and nsqlookupd on PATH" in result.stderr
     assert "have Docker with the compose plugin" in result.stderr
     assert result.stdout == ""
-
-
-@pytest.mark.subprocess
-def test_error_of_docker_compose_is_the_last_line(tmp_path):
-    docker = tmp_path / "docker"
-    docker.write_text(
-        "#!/bin/sh\nfor word do [ \"$word\" = up ] && echo 'port 4150 is taken' >&2 && exit 1; done\necho 'a log'\n"
-    )
-    docker.chmod(0o755)
-
-    result = run(sys.executable, "-m", "integration.run", cwd=ROOT, env={"PATH": str(tmp_path)})
-
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[-1] == "integration: docker compose can't start the servers: port 4150 is taken"

@@ -1,12 +1,9 @@
 """The comparison of real servers with the emulator by random sessions: here both are emulators."""
 
-import sys
-
 import pytest
 
 from integration.fuzz.comparing import PROFILES, differences
 from tests.fakensqd.recorded_servers import NSQD, emulated
-from tests.kit import run
 
 pytestmark = pytest.mark.slow
 SEED = 1
@@ -28,29 +25,3 @@ def test_difference_is_shown_by_the_shortest_session():
     # What the emulator sent; the steps connect, send twice, receive, ask for statistics; the session as JSON.
     assert "got (0, b'OK')" in lines[0][0]
     assert '"do": "http"' not in lines[0][1]
-
-
-FAILING = """
-import pytest
-from hypothesis import core
-
-@pytest.mark.hypothesis
-def test_seed():
-    assert core.global_force_seed < 6
-"""
-
-
-@pytest.mark.subprocess
-def test_run_that_fails_says_how_to_repeat_it(tmp_path):
-    test = tmp_path / "test_seed.py"
-    test.write_text(FAILING)
-
-    def fuzz(seed, seconds):
-        words = ("--only", str(test), "--seed", str(seed), "--seconds", str(seconds))
-        return run(sys.executable, "-m", "integration.fuzz", *words).stdout
-
-    said = fuzz(5, 60)
-
-    assert said.startswith("fuzz: 60 s, seed 5\n")
-    assert "to repeat: make fuzz SECONDS=0 SEED=6 ONLY='" in said
-    assert "to repeat: make fuzz SECONDS=0 SEED=6 ONLY='" in fuzz(6, 0)

@@ -87,20 +87,3 @@ def test_temporary_files_and_the_home_of_the_tests_are_deleted(pytester):
     assert home == temporary
     assert not Path(home).exists()
     assert (os.environ.get("TMPDIR"), os.environ["HOME"], tempfile.gettempdir()) == before
-
-
-@pytest.mark.subprocess
-def test_one_worker_alone_runs_the_files_that_need_the_common_jvm(pytester, monkeypatch, pytestconfig):
-    alone(monkeypatch, pytestconfig)
-    pytester.makeini("[pytest]\nmarkers = spark")
-    pytester.mkdir("ran")
-    body = "import os, pathlib\ndef test(): pathlib.Path('ran', {!r} + os.environ['PYTEST_XDIST_WORKER']).touch()"
-    pytester.makeconftest("import pytest\n@pytest.fixture\ndef spark(): pass")
-    spark = f"import pytest\npytestmark = pytest.mark.spark\n{body.format('spark ')}".replace("test()", "test(spark)")
-    pytester.makepyfile(test_other=body.format("other "), **{f"test_spark_{number}": spark for number in range(4)})
-
-    result = pytester.runpytest_subprocess("-p", "xdist", "-p", "tests.suite", "-n", "2")
-
-    result.assert_outcomes(passed=5)
-    ran = sorted(path.name for path in pytester.path.joinpath("ran").iterdir())
-    assert ran in (["other gw0", "spark gw1"], ["other gw1", "spark gw0"])
