@@ -177,11 +177,6 @@ def test_nsqds_are_equal_and_ordered_by_their_tcp_address():
     assert (str(one), repr(one)) == ("a:1", "<Nsqd a:1 http://a:2/>")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_nsqd_before_its_constructor_has_no_attributes():
-    assert not hasattr(gnsq.Nsqd.__new__(gnsq.Nsqd), "anything")
-
-
 # --- Lookupd
 
 

@@ -356,35 +356,6 @@ def addresses(names):
     return {f"{name}:4150" for name in names}
 
 
-def test_nsqds_of_a_topic_stay_known_while_an_nsqlookupd_does_not_answer():
-    first, second = of(nsqd("a")), of(nsqd("b"))
-    known = TopicNodes([first, second], "t")
-    rounds = []
-
-    def ask():
-        found = []
-        rounds.append((known.refresh(found.append), set(found)))
-        assert set(found) == known.addresses
-
-    ask()
-    second.answer = NSQHttpError("no answer")
-    ask()
-    first.answer = {"producers": [nsqd("c")]}
-    ask()
-    first.answer = NSQHttpError("no answer")
-    ask()
-    first.answer = second.answer = {"producers": [nsqd("c")]}
-    ask()
-
-    assert rounds == [
-        (True, {"a:4150", "b:4150"}),
-        (True, {"a:4150", "b:4150"}),
-        (True, {"b:4150", "c:4150"}),
-        (False, {"b:4150", "c:4150"}),
-        (True, {"c:4150"}),
-    ]
-
-
 @pytest.mark.parametrize("make", [lambda lookupds: TopicNodes(lookupds, "t"), AllNodes], ids=["topic", "all"])
 def test_silent_nsqlookupd_does_not_delay_the_others(make):
     class Silent(Lookupd):

@@ -39,23 +39,6 @@ def test_handled_bytes_are_not_returned(pair):
     assert taken == [b"ok", b"okok", b"other"]
 
 
-def test_reply_that_comes_at_once_is_polled_for(pair):
-    transport, peer = pair
-    taken = []
-
-    def take(data):
-        taken.append(data)
-        peer.sendall(b"next" if not transport._poller.polls else b"last")
-        return data != b"last"
-
-    reading = gevent.spawn(transport.recv_unless_handled, 100, take, lambda: True)
-    peer.sendall(b"first")
-
-    # A busy machine may take too long for a poll. So the first polls may come late, but one comes.
-    assert reading.get(timeout=LIMIT) == b"last"
-    assert transport._poller.polls > 0
-
-
 def test_socket_that_its_handler_closes_is_not_polled(pair):
     transport, peer = pair
     expected = []
@@ -77,22 +60,6 @@ def ready_to_poll(transport, peer, take):
         peer.sendall(b"ok")
         gevent.sleep(1e-6)
     return reading
-
-
-def test_greenlet_that_polls_handles_the_reply(pair):
-    transport, peer = pair
-    greenlets = []
-
-    def take(data):
-        greenlets.append(gevent.getcurrent())
-        return True
-
-    ready_to_poll(transport, peer, take)
-    greenlets.clear()
-    while gevent.getcurrent() not in greenlets:
-        peer.sendall(b"ok")
-        transport.poll_reply()
-        gevent.sleep(1e-6)
 
 
 def test_what_a_poll_finds_and_nobody_handles_is_returned_to_the_reader(pair):
