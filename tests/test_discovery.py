@@ -338,22 +338,14 @@ ROUNDS = [
 
 @pytest.mark.parametrize(("rounds", "gone"), ROUNDS)
 def test_nsqd_is_gone_when_no_nsqlookupd_names_it_in_two_complete_rounds_in_a_row(rounds, gone):
-    assert [forgotten for _, forgotten in changes_of(rounds)] == [addresses(names) for names in gone]
-
-
-def changes_of(rounds):
     first, second = of(), of()
-    known = AllNodes([first, second])
-    changes = []
+    known, forgotten = AllNodes([first, second]), []
     for names, complete in rounds:
         first.answer = {"producers": [nsqd(name) for name in names]}
         second.answer = {"producers": []} if complete else NSQHttpError("no answer")
-        changes.append(known.refresh())
-    return changes
+        forgotten.append(known.refresh()[1])
 
-
-def addresses(names):
-    return {f"{name}:4150" for name in names}
+    assert forgotten == [{f"{name}:4150" for name in names} for names in gone]
 
 
 @pytest.mark.parametrize("make", [lambda lookupds: TopicNodes(lookupds, "t"), AllNodes], ids=["topic", "all"])

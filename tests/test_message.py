@@ -309,13 +309,9 @@ def test_enable_async_all_makes_unanswered_messages_async(responder):
     assert (open_one.is_async(), alien.is_async(), answered.is_async()) == (True, True, False)
 
 
-def framed(body):
-    return encode_frame(MESSAGE, encode_message(123, 2, ID, body))
-
-
 def test_message_of_a_frame_is_as_one_made_by_hand(responder):
-    messages = []
-    decode_messages(Message, framed(b"body"), 0, 1000, messages)
+    messages, frame = [], encode_frame(MESSAGE, encode_message(123, 2, ID, b"body"))
+    decode_messages(Message, frame, 0, 1000, messages)
     deliver(messages, responder, 5.0)
     made = Message(123, 2, ID, b"body", responder, 5.0)
 

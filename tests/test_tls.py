@@ -273,7 +273,8 @@ def test_check_hostname_is_yes_or_no():
     [
         ({"certfile": __file__}, r"certificate '.*test_tls.py' with key None can't be used"),
         ({"cert_reqs": 17}, "17 is not a valid VerifyMode"),
-        ({"ssl_version": "TLSv1_2"}, "ssl_version 'TLSv1_2' of tls_options is neither"),
+        ({"ssl_version": 99}, "ssl_version 99 of tls_options is neither"),
+        ({"ssl_version": "TLSv1_2"}, "ssl_version 'TLSv1_2'"),
         ({"keyfile": "k.pem"}, "a keyfile without its certfile"),
         ({"certfile": __file__, "keyfile": "/no/k.pem"}, "tls_options: key '/no/k.pem' can't be read: No such file"),
         ({"certfile": "/no/c.pem", "keyfile": __file__}, "certificate '/no/c.pem' can't be read: No such file"),

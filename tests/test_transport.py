@@ -52,16 +52,6 @@ def test_socket_that_its_handler_closes_is_not_polled(pair):
     assert not expected
 
 
-def ready_to_poll(transport, peer, take):
-    """Start to read, and let replies come at once until a poll is worth it; returns the reader."""
-    reading = gevent.spawn(transport.recv_unless_handled, 100, take)
-    while not transport._poller.polls:
-        transport.poll_reply()
-        peer.sendall(b"ok")
-        gevent.sleep(1e-6)
-    return reading
-
-
 def test_what_a_poll_finds_and_nobody_handles_is_returned_to_the_reader(pair):
     transport, peer = pair
 
@@ -69,7 +59,12 @@ def test_what_a_poll_finds_and_nobody_handles_is_returned_to_the_reader(pair):
         return gevent.getcurrent() is not test and b"x" not in data
 
     test = gevent.getcurrent()
-    reading = ready_to_poll(transport, peer, take)
+    reading = gevent.spawn(transport.recv_unless_handled, 100, take)
+    # Let replies come at once until a poll is worth it.
+    while not transport._poller.polls:
+        transport.poll_reply()
+        peer.sendall(b"ok")
+        gevent.sleep(1e-6)
     while not reading.ready():
         peer.sendall(b"ok")
         transport.poll_reply()

@@ -1,30 +1,19 @@
 """gnsq requeue-dead: a dead letter is finished after nsqd has confirmed its body; the others stay."""
 
+import dataclasses
 import signal
 import time
 
 import pytest
 
-from gnsq.dead_letter import DeadLetter, encode_dead_letter
+from gnsq.dead_letter import encode_dead_letter
 from tests.kit import channel_stats, wait_for_program
 from tests.kit.commands import gnsq, started
+from tests.test_dead_letter import LETTER
 
 
-def letter(body=b'{"n": 1}', *, age=0.0, error="ValueError", reason="bad country", topic="orders"):
-    return encode_dead_letter(
-        DeadLetter(
-            topic=topic,
-            channel="billing",
-            nsqd="127.0.0.1:4150",
-            id="0123456789abcdef",
-            timestamp=time.time_ns(),
-            attempts=6,
-            given_up_at=time.time() - age,
-            error=error,
-            reason=reason,
-            body=body,
-        )
-    )
+def letter(body=b'{"n": 1}', *, age=0.0, **fields):
+    return encode_dead_letter(dataclasses.replace(LETTER, body=body, given_up_at=time.time() - age, **fields))
 
 
 def requeue(nsqd, *arguments):

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import tracemalloc
+import types
 
 import pytest
 
@@ -17,16 +18,10 @@ KINDS = [".log", ".jsonl"]
 LINES = [f"line {number}".encode().ljust(99, b".") + b"\n" for number in range(200)]
 
 
-class Clock:
-    now = NOW
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def now():
-    return Clock()
+    """The time of the files, which a test may set."""
+    return types.SimpleNamespace(now=NOW)
 
 
 @pytest.fixture
@@ -40,7 +35,7 @@ def make(tmp_path, now):
                 lambda time: file_stem(template, {}, time),
                 ".log",
                 COMPRESSIONS[compress],
-                clock=now,
+                clock=lambda: now.now,
                 **options,
             )
             made.callback(files.close)

@@ -25,15 +25,6 @@ from tests.kit.commands import command, create_channel, gnsq, signalled_when, st
 BODIES = [b'{"a": 1}', b"two\nlines", b"\xff\x1b[31m"]
 
 
-def received(body):
-    return Received("t", Message(1_700_000_000_123_456_789, 2, b"0123456789abcdef", body))
-
-
-def on_terminal(body):
-    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=20)
-    return for_terminal(console)(received(body)).decode()
-
-
 # --- what is written
 
 
@@ -95,7 +86,9 @@ def test_id_of_another_server_is_escaped_in_the_meta_line():
     ],
 )
 def test_bodies_on_a_terminal_are_readable_and_harmless(body, shown):
-    assert on_terminal(body) == shown
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=20)
+
+    assert for_terminal(console)(Received("t", Message(0, 1, b"", body))).decode() == shown
 
 
 @pytest.mark.subprocess
