@@ -16,7 +16,7 @@ import pytest
 from fakensqd import FakeNsqd
 from gnsq import Consumer, LookupdClient, NsqdHTTPClient, NsqdTCPClient, Producer
 from gnsq.contrib.health import serve_health
-from gnsq.errors import NSQErrorCode, NSQException, NSQHttpError, NSQTimeout
+from gnsq.errors import NSQException, NSQHttpError, NSQTimeout
 from gnsq.protocol.compression import Snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
 from tests.kit import LIMIT, wait_until
@@ -197,20 +197,20 @@ def http_flood(head, piece, *, before=(), **options):
     return Flood(piece, (*before, (b"\r\n\r\n", head)), **options)
 
 
-HTTP_FLOODS = [
-    pytest.param(http_flood(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), id="100 Continue"),
-    pytest.param(http_flood(HEAD, b"X: y\r\n"), id="header lines"),
-    pytest.param(http_flood(HEAD + b"X: ", b"x" * 64), id="one header line"),
-    pytest.param(http_flood(CHUNKED, b"1\r\nx\r\n"), id="chunks of a byte"),
-    pytest.param(http_flood(CHUNKED + b"1;", b"x" * 64), id="extension of a chunk"),
-    pytest.param(http_flood(CHUNKED + b"0\r\n", b"X: y\r\n"), id="trailers"),
-    pytest.param(http_flood(HEAD + b"\r\n", b"x" * 64), id="body"),
-    pytest.param(http_flood(HEAD + b"\r\n", b"x", pause=0.1), id="a byte of the body at a time"),
-    pytest.param(http_flood(HEAD + b"X: ", b"x", pause=0.1), id="a byte at a time"),
-]
-
-
-@pytest.mark.parametrize("flood", HTTP_FLOODS)
+@pytest.mark.parametrize(
+    "flood",
+    [
+        pytest.param(http_flood(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), id="100 Continue"),
+        pytest.param(http_flood(HEAD, b"X: y\r\n"), id="header lines"),
+        pytest.param(http_flood(HEAD + b"X: ", b"x" * 64), id="one header line"),
+        pytest.param(http_flood(CHUNKED, b"1\r\nx\r\n"), id="chunks of a byte"),
+        pytest.param(http_flood(CHUNKED + b"1;", b"x" * 64), id="extension of a chunk"),
+        pytest.param(http_flood(CHUNKED + b"0\r\n", b"X: y\r\n"), id="trailers"),
+        pytest.param(http_flood(HEAD + b"\r\n", b"x" * 64), id="body"),
+        pytest.param(http_flood(HEAD + b"\r\n", b"x", pause=0.1), id="a byte of the body at a time"),
+        pytest.param(http_flood(HEAD + b"X: ", b"x", pause=0.1), id="a byte at a time"),
+    ],
+)
 def test_http_client_ends(flood):
     with flooding(flood) as peer, other_greenlets_run(), pytest.raises(NSQHttpError):
         LookupdClient.from_url(f"http://{peer.address}", timeout=TIMEOUT).nodes()
@@ -253,31 +253,6 @@ def test_tls_records_of_a_byte_of_http_end(certificate, fakensqd_certificates):
     flood = http_flood(HEAD + b"\r\n", b"x", before=(certificate,))
     with flooding(flood) as peer, other_greenlets_run():
         ask(f"https://{peer.address}", ca_certs=fakensqd_certificates.ca)
-
-
-@pytest.fixture
-def lookupd(fakensqd, fakelookupd):
-    """An nsqlookupd that knows an nsqd with one message."""
-    NsqdHTTPClient.from_url(fakensqd.http_address).publish("t", b"wanted")
-    fakensqd.set_lookupd_tcp_addresses((fakelookupd.tcp_address,))
-    wait_until(lambda: LookupdClient.from_url(fakelookupd.http_address).topics()["topics"] == ["t"])
-    return fakelookupd
-
-
-def test_consumer_finds_nsqds_by_another_nsqlookupd(lookupd):
-    got = []
-    with flooding(http_flood(CHUNKED, b"1\r\nx\r\n")) as peer, other_greenlets_run():
-        consumer = Consumer(
-            *("t", "c"),
-            lookupd_http_addresses=[peer.address, lookupd.http_address],
-            lookupd_options={"timeout": TIMEOUT},
-            lookupd_poll_interval=TIMEOUT,
-            message_handler=lambda consumer, message: got.append(message.body),
-        )
-        consumer.start(block=False)
-        wait_until(lambda: got == [b"wanted"] and consumer.stats().lookupd_failures)
-        consumer.close()
-        consumer.join(LIMIT)
 
 
 # --- TCP --------------------------------------------------------------------------------------------------------------
@@ -414,34 +389,7 @@ def test_small_tls_records_end(certificate, fakensqd_certificates):
         identified(peer, tls_v1=True, tls_options={"ca_certs": fakensqd_certificates.ca})
 
 
-# --- the emulator's clients, and servers
-
-
-@pytest.mark.parametrize("flood", HTTP_FLOODS[::8])
-def test_emulator_ends_its_query_of_an_auth_server(flood):
-    with (
-        flooding(flood) as peer,
-        FakeNsqd(auth_http_addresses=peer.address, http_client_request_timeout=TIMEOUT) as nsqd,
-        other_greenlets_run(),
-        pytest.raises(NSQErrorCode),
-    ):
-        identified(Peer(nsqd.tcp_address), LIMIT, auth_secret=b"secret")
-    gc.collect()  # a socket that is still open warns
-
-
-@pytest.mark.parametrize(
-    ("start", "pause"),
-    [(b"\x7f\xff\xff\xff", 0.0), (b"\x00\x40\x00\x00", 0.1)],
-    ids=["too long", "long, a byte at a time"],
-)
-def test_emulator_ends_its_wait_for_an_nsqlookupd(start, pause):
-    """The first subscriber of a topic waits for the channels that nsqlookupds know."""
-    with (
-        flooding(Flood(b"x", ((b"IDENTIFY", start),), pause=pause)) as peer,
-        FakeNsqd(lookupd_tcp_addresses=peer.address) as nsqd,
-        other_greenlets_run(),
-    ):
-        assert NsqdHTTPClient.from_url(nsqd.http_address).create_topic("t") == b""
+# --- the health server
 
 
 @contextlib.contextmanager

@@ -251,25 +251,6 @@ def test_failed_request_shows_no_password(answer, options, logged):
     assert [text for text in [*texts, *logged] if SECRET in text] == []
 
 
-def test_unreachable_servers_show_no_password(logged):
-    port = refused_port()
-    url = f"http://user:{SECRET}@127.0.0.1:{port}/?token={SECRET}"
-
-    def consume():
-        with Consumer("t", "c", lookupd_http_addresses=url, message_handler=lambda consumer, message: None) as client:
-            return client.stats()
-
-    calls = [
-        NsqdHTTPClient.from_url(url, retries=0).ping,
-        LookupdClient.from_url(url, retries=0).ping,
-        consume,
-    ]
-    texts = [text for call in calls for text in shown_by(call, NSQHttpError)]
-
-    assert logged
-    assert [text for text in [*texts, *logged] if SECRET in text] == []
-
-
 @pytest.mark.parametrize(
     "words",
     [

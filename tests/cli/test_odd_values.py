@@ -14,10 +14,8 @@ from tests.kit.commands import invoke
 pytestmark = pytest.mark.slow
 
 VALUES = [
-    *["", " ", "\0", "a\0b", "~nobody/\0", "~nosuchuser/x", "\udcff", "\u00e9", "\n", "x" * 5000, "/", "."],
-    *["nan", "inf", "-inf", "-1", "1e400", "9" * 5000, "0x10", "1_000", "\u0661", "1,", ",", "/proc/self/mem"],
-    *["[", "{}", "{topic.__class__}", "%", "=", "a=", "a.99..9=1", "..=1", "a~["],
-    *["http://[", "a:b:c", "unix:///\0", "::"],
+    *["", "a\0b", "~nobody/\0", "\udcff", "\n", "x" * 5000, "/", "nan", "-1", "9" * 5000, "\u0661", ","],
+    *["/proc/self/mem", "[", "{topic.__class__}", "%", "http://[", "a:b:c", "unix:///\0"],
 ]
 # Where TLS is used: to load the CAs of the system takes 0.1 s of CPU each time.
 CA = str(Path(__file__).parents[1] / "vectors/old_certificate.pem")
