@@ -81,9 +81,8 @@ def test_start_returns_when_one_nsqd_is_connected(fakensqd, silent, make, thread
     assert [line for line in lines() if silent in line]
 
 
-@THREADED
-def test_start_returns_after_a_second_if_no_nsqd_answers(silent, make, threaded):
-    client = make([silent, f"127.0.0.1:{refused_port()}"], threaded=threaded)
+def test_start_returns_after_a_second_if_no_nsqd_answers(silent, make):
+    client = make([silent, f"127.0.0.1:{refused_port()}"])
     began = time.monotonic()
     start(client)
 
@@ -346,29 +345,6 @@ def test_join_waits_only_for_what_comes(busy, kind, state, lines):
     client.close(1)
 
 
-PROGRAM = """
-    import sys
-    import gevent, gnsq
-
-    consumer = gnsq.Consumer("t", "c", sys.argv[1], message_handler=lambda consumer, message: gevent.sleep(60))
-    consumer.start(block=False)
-    while not consumer.total_in_flight:
-        gevent.sleep(0.01)
-"""
-
-
-@pytest.mark.subprocess
-def test_end_of_a_program_with_messages_in_flight_is_told(fakensqd):
-    fakensqd.publish("t", b"1")
-    with child(sys.executable, "-c", textwrap.dedent(PROGRAM), fakensqd.tcp_address) as process:
-        _, err = process.communicate(timeout=LIMIT)
-
-    lines = [line for line in err.splitlines() if "t/c" in line]
-    assert lines == [
-        "t/c: the program ends with 1 message in flight, which nsqd delivers again: close() waits for them"
-    ]
-
-
 TWO_CLIENTS = """
     import sys
     import gnsq
@@ -395,40 +371,31 @@ def test_end_of_a_program_closes_all_clients_also_if_one_close_raises(fakensqd):
     assert "KeyboardInterrupt" in err
 
 
-NEVER_STARTED = """
-    import sys
-    import gnsq
+PROGRAM = """
+import sys
+import gevent, gnsq
 
-    made = [gnsq.Consumer("t", "c", sys.argv[1], message_handler=lambda consumer, message: None)]
-    made += [gnsq.Consumer("closed", "c", sys.argv[1]), gnsq.Producer(sys.argv[1])]
-    made[1].close()
-    {end}
+consumer = gnsq.Consumer("t", "c", sys.argv[1], message_handler=lambda consumer, message: gevent.sleep(60))
+gnsq.Consumer("closed", "c", sys.argv[1]).close()
 """
+IN_FLIGHT = """
+consumer.start(block=False)
+while not consumer.total_in_flight:
+    gevent.sleep(0.01)
+"""
+ENDS = [
+    pytest.param(IN_FLIGHT, ["with 1 message in flight, which nsqd delivers again: close() waits for them"], id="busy"),
+    pytest.param("", [", and the consumer was never started: start() lets it receive"], id="never started"),
+    pytest.param("gnsq.Producer(sys.argv[1]).publish('u', b'x')", [], id="another was started"),
+]
 
 
 @pytest.mark.subprocess
-@pytest.mark.parametrize(
-    ("end", "expected"),
-    [
-        ("", ["t/c: the program ends, and the consumer was never started: start() lets it receive"]),
-        ("made[2].publish('t', b'x')", []),
-    ],
-    ids=["never", "another"],
-)
-def test_consumer_that_was_never_started_is_told_at_the_end_of_the_program(fakensqd, end, expected):
-    code = textwrap.dedent(NEVER_STARTED).format(end=end)
+@pytest.mark.parametrize(("code", "expected"), ENDS)
+def test_what_a_consumer_leaves_is_told_at_the_end_of_the_program(fakensqd, code, expected):
+    fakensqd.publish("t", b"1")
 
-    done = run_program(code, fakensqd.tcp_address)
+    done = run_program(PROGRAM + code, fakensqd.tcp_address)
 
-    assert [line for line in done.stderr.splitlines() if "/c: " in line] == expected
-
-
-def test_consumer_that_is_started_after_its_close_says_what_to_do(fakensqd, caplog):
-    consumer = gnsq.Consumer("t", "c", fakensqd.tcp_address, message_handler=lambda consumer, message: None)
-    consumer.start(block=False)
-    consumer.close()
-
-    consumer.start()
-
-    (text,) = [record.getMessage() for record in caplog.records]
-    assert text == "t/c: not started again, so it receives nothing: consumer was closed; make a new one"
+    told = [line.partition("the program ends")[2].strip() for line in done.stderr.splitlines() if "/c: " in line]
+    assert told == expected
