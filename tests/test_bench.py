@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fakensqd import FakeNsqd
-from integration.bench import clients, compare, emulator, layers, report
-from integration.bench.figures import CPU, RATE, Figure, Results
+from integration.bench import clients, compare, emulator, layers
+from integration.bench.figures import RATE, Results
 from integration.bench.servers import Nsqd, echo
 
 ROOT = Path(__file__).parent.parent
@@ -54,29 +54,3 @@ def test_each_layer_is_measured(nsqd, fakensqd_certificates, monkeypatch):
 def test_messages_through_the_emulator_and_its_start_are_measured():
     assert emulator.through(2000) > 0
     assert emulator.start_and_stop() > 0
-
-
-@pytest.mark.subprocess
-def test_report_has_medians_spread_and_ratios(tmp_path):
-    pytest.importorskip("matplotlib")
-    results = Results()
-    for client, rates in (("raw", [100.0, 300.0, 200.0]), ("go-nsq", [400.0, 400.0, 400.0])):
-        results.add(Figure("consume", "10 in flight", client, RATE, "messages/s", 10), *rates[:1])
-        results.add(Figure("consume", "10 in flight", client, RATE, "messages/s", 10), *rates[1:])
-        results.add(Figure("consume", "10 in flight", client, CPU, "us a message", 10), 2.5)
-
-    report.write(results, report.machine("nsqd 1.3.0", 1.0), tmp_path)
-
-    table = (tmp_path / "results.md").read_text()
-    assert "| 10 in flight | messages/s | of raw | of go-nsq | CPU, us a message |" in table
-    assert "| raw | 200 (100 to 300) | 1.00 | 0.50 | 2.50 |" in table
-    assert "| go-nsq | 400 (400 to 400) | 2.00 | 1.00 | 2.50 |" in table
-    assert (tmp_path / "consume.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_name_of_a_part_that_is_not_there_is_refused(monkeypatch, capsys):
-    main = pytest.importorskip("integration.bench.__main__").main  # needs pyarrow
-    monkeypatch.setattr(sys, "argv", ["bench", "consume,consum"])
-
-    assert main() == 2
-    assert "ONLY=consum: there is no such part; the parts are consume, waiting, publish," in capsys.readouterr().err
