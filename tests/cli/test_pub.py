@@ -32,10 +32,8 @@ def pub(fakensqd, tmp_path):
 
 
 LINES = [
-    pytest.param(b"1\n2\n", [b"1", b"2"], "2 messages published", id="lines"),
     pytest.param(b"1\n2", [b"1", b"2"], "2 messages published", id="no newline at the end"),
     pytest.param(b"\n1\n\n\n2\n", [b"1", b"2"], "; 3 empty lines left out", id="empty lines"),
-    pytest.param(b"1\n", [b"1"], "1 message published", id="one line"),
     pytest.param(b"\xff\x00\r\n", [b"\xff\x00\r"], "1 message published", id="bytes"),
 ]
 

@@ -7,7 +7,6 @@ import signal
 import pytest
 
 from gnsq.cli.rotating_file import recover
-from gnsq.cli.to_file import FORMATS
 from tests.cli.conftest import content
 from tests.kit import channel_stats, refused_port, wait_for_program
 from tests.kit.commands import background, invoke, servers_of, signalled_when, started
@@ -29,12 +28,6 @@ def to_file(fakensqd, out):
 @pytest.fixture
 def out(tmp_path):
     return tmp_path / "out"
-
-
-def test_help_names_each_format():
-    shown = invoke("to-file", "--help").output
-
-    assert all(f"{name}: " in shown for name in FORMATS)
 
 
 def files(directory):
