@@ -198,8 +198,8 @@ def tls_nsqd(fakensqd_certificates):
     """Start nsqds with the certificate of some names and options."""
     started = []
 
-    def start(names=("127.0.0.1",), **options):
-        certificate, key = fakensqd_certificates.server(names)
+    def start(names=("127.0.0.1",), *, expired=False, **options):
+        certificate, key = fakensqd_certificates.server(names, expired=expired)
         nsqd = FakeNsqd(tls_cert=certificate, tls_key=key, record=True, **options).in_thread().start()
         started.append(nsqd)
         return nsqd
@@ -240,6 +240,7 @@ NOT_ACCEPTED = [
         "--tls-ca FILE",
         id="unknown CA",
     ),
+    pytest.param({"expired": True}, ["--tls-ca", "CA"], "nsqd's certificate has expired", "renew it", id="expired"),
     pytest.param(
         {"names": OTHER_NAMES},
         ["--tls-ca", "CA"],

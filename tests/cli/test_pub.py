@@ -149,6 +149,8 @@ def test_rate_is_not_exceeded(fakensqd, pub):
 
 REFUSED = [
     pytest.param(["--raw", "--from-line", "2"], "--raw has one message, and no lines", id="raw"),
+    pytest.param(["--raw", "--delimiter", ","], "leave out --format and --delimiter", id="raw delimiter"),
+    pytest.param(["--format", "json", "--delimiter", ","], "leave out --delimiter", id="json delimiter"),
     pytest.param(["-m", "1"], "-m and FILE exclude each other", id="message and file"),
     pytest.param(["--rate", "0"], "rate 0 must be at least 0.001 messages a second", id="rate"),
     pytest.param(["--from-line", "0"], "0 is not in the range x>=1", id="from-line"),

@@ -207,6 +207,7 @@ def test_command_without_an_address_says_how_to_give_one(load, config_folder):
 
 
 REFUSED = [
+    pytest.param(["--nsqd", "http://a:4161"], "is a URL; .* only nsqlookupd as a URL, in --lookupd", id="URL"),
     pytest.param(["--nsqd", "a:b"], "--nsqd: port 'b' of address 'a:b' is not a number from 1 to 65535", id="port"),
     pytest.param(["--nsqd", "::1:4150"], r"IPv6 is written in brackets, as '\[::1\]:4150'", id="IPv6"),
     pytest.param(["--nsqd", "a", "--timeout", "inf"], "timeout", id="no limit"),
@@ -230,6 +231,7 @@ VARIABLES = [
     pytest.param("TLS_CA", "no.pem", "the environment variable GNSQ_TLS_CA: File 'no.pem' does not", id="no file"),
     pytest.param("TLS_CA", __file__, f"TLS: GNSQ_TLS_CA '{__file__}' can't be used", id="no certificate"),
     pytest.param("TLS_KEY", __file__, "GNSQ_TLS_KEY is given without --tls-cert", id="key alone"),
+    pytest.param("AUTH_SECRET_FILE", "/dev/null", "GNSQ_AUTH_SECRET_FILE /dev/null is empty", id="empty"),
     pytest.param("CLUSTER", "othr", "there is no cluster 'othr', which GNSQ_CLUSTER names; did you", id="cluster"),
     pytest.param("CONFIG", "no.toml", "the environment variable GNSQ_CONFIG: File 'no.toml' does not", id="config"),
 ]

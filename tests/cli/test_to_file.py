@@ -218,6 +218,7 @@ def test_place_where_no_file_can_be_made_is_an_error_before_a_message_comes(fake
         (["--name", "x", "u"], "--name x needs {topic}, since each topic has files of its own"),
         (["--topic-pattern", "("], "'(' is not a regular expression"),
         (["--delimiter", "ab"], "'ab' is not one byte"),
+        (["--delimiter", ",", "--format", "json"], "leave out --delimiter"),
         (["--rotate-size", "10X"], "such as 500000, 100M or 1G, not '10X'"),
         (["--rotate-size", "0"], "must be at least 1 byte"),
     ],
