@@ -61,14 +61,6 @@ def test_server_is_as_new_after_a_reset(daemon_class, clock):
         assert facts(daemon) == new
 
 
-def test_reset_brings_up_a_server_that_is_down(nsqd):
-    nsqd.down()
-
-    nsqd.reset()
-
-    assert request(nsqd.http_address, "GET", "/ping") == "OK"
-
-
 def test_nobody_gets_the_ports_of_a_server_that_goes_down_and_comes_up(nsqd, monkeypatch):
     def refuse(address, *, listening=True):
         raise AssertionError(f"{address} was free meanwhile")

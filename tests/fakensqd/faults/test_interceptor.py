@@ -90,16 +90,6 @@ def test_wait_delays_all_later_output():
     assert scheduler.take(2.0) == [Close()]
 
 
-def test_send_after_next_is_sent_with_the_next_frame():
-    scheduler = OutputScheduler()
-    scheduler.put([Send(b"a", after_next=True)], 0.0)
-    assert scheduler.take(0.0) == []
-
-    scheduler.put([Send(b"b")], 0.0)
-
-    assert scheduler.take(0.0) == [Send(b"ba")]
-
-
 def test_no_output_after_the_end():
     scheduler = OutputScheduler()
     scheduler.put([Send(b"late", 1.0), Send(b"a", after_next=True), Reset(), Send(b"b")], 0.0)
