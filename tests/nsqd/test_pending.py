@@ -173,8 +173,12 @@ def test_request_that_was_not_sent_alone_confirms_no_limit(requests):
 
 def test_first_publish_to_each_topic_goes_alone_where_they_need_leave(requests):
     requests.check_topics()
+    put(requests, FakeRequest(b"no"), FakeRequest(b"PUB"))
     put(requests, FakeRequest(b"1", topic="t"), FakeRequest(b"2", topic="t"), FakeRequest(b"3", topic="u"))
 
+    assert requests.next_batch(100, 0.0) == b"noPUB"
+    requests.resolve(OK)
+    requests.resolve(OK)
     assert requests.next_batch(100, 0.0) == b"1"
     requests.resolve(OK)
     assert requests.next_batch(100, 0.0) == b"2"
@@ -189,6 +193,7 @@ def test_batches_are_as_large_as_before_after_a_request_was_sent_alone(requests)
     put(requests, *[FakeRequest(b"xxx") for _ in range(3)])
 
     assert requests.next_batch(7, 0.0) == b"xxxxxx"
+    assert requests.next_batch(1, 0.0) == b"xxx"
 
 
 @pytest.mark.parametrize("largest_message", [0, 5], ids=["", "may be refused"])
