@@ -12,7 +12,6 @@ import pytest
 import requests
 import urllib3
 from gevent.event import Event
-from gevent.pywsgi import WSGIServer
 
 import gnsq.http.connections  # noqa: F401  # or the first short deadline would include loading requests
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable, NSQNoConnections, NSQTimeout
@@ -255,16 +254,8 @@ def test_every_method_is_retried_if_no_connection_could_be_made(client_of, caplo
     # urllib3 numbers them: the first has failed.
     wait_until(lambda: "Starting new HTTP connection (2)" in caplog.text)
 
-    def application(environ, start_response):
-        start_response("200 OK", [("Content-Type", "text/plain")])
-        return [b"came up"]
-
-    server = WSGIServer(("127.0.0.1", port), application, log=None)
-    server.start()
-    try:
+    with http_peer(lambda asked, sock: reply(b"came up"), port):
         assert caller.get(timeout=10) == b"came up"
-    finally:
-        server.stop(timeout=0)
 
 
 # --- a name with several addresses

@@ -53,7 +53,7 @@ def reply(body: bytes = b"OK", status: str = "200 OK", content_type: str = TEXT,
 
 
 @contextlib.contextmanager
-def http_peer(answer: Answer, **server: Any) -> Iterator[Peer]:
+def http_peer(answer: Answer, port: int = 0, **server: Any) -> Iterator[Peer]:
     """Serve requests over persistent connections. A function returns each response, or None to close the connection.
 
     Args:
@@ -72,7 +72,7 @@ def http_peer(answer: Answer, **server: Any) -> Iterator[Peer]:
                     return
                 sock.sendall(answered)
 
-    listener = StreamServer(("127.0.0.1", 0), handle, **server)
+    listener = StreamServer(("127.0.0.1", port), handle, **server)
     listener.start()
     peer.address = f"127.0.0.1:{listener.server_port}"
     try:

@@ -3,7 +3,7 @@
 import pytest
 
 from gnsq import NsqdHTTPClient
-from gnsq.errors import NSQException, NSQHttpError
+from gnsq.errors import NSQHttpError
 from gnsq.nsqd.http import NewlineInMessage
 from tests.kit.http_peer import JSON, http_peer, reply
 
@@ -114,7 +114,7 @@ REFUSALS = [
     (lambda c: c.publish("t", b"x", -1), ValueError, "defer -1 must be at least 0 milliseconds"),
     (lambda c: c.multipublish("t", 5), TypeError, "must be an iterable of bytes, not int"),
     (lambda c: c.multipublish("t", []), ValueError, "0 messages"),
-    (lambda c: c.multipublish("t", ["a\nb"]), ValueError, "message 0 contains a newline"),
+    (lambda c: c.multipublish("t", ["a\nb"]), NewlineInMessage, "message 0 contains a newline"),
     (lambda c: c.config("../x"), ValueError, "name of an option"),
     (lambda c: c.set_config("log_level", ""), ValueError, "value is empty"),
     (lambda c: c.set_config("log_level", object()), TypeError, "not JSON serializable"),
@@ -128,11 +128,3 @@ def test_request_that_nsqd_would_refuse_is_not_sent():
                 call(client)
 
         assert served.connections == 0
-
-
-def test_newline_is_misuse_and_gnsq_1_0s_exception():
-    with pytest.raises(NewlineInMessage) as caught:
-        NsqdHTTPClient().multipublish("t", [b"a\nb"])
-
-    assert isinstance(caught.value, NSQException)
-    assert isinstance(caught.value, ValueError)
