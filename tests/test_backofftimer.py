@@ -15,20 +15,17 @@ def test_new_backoff_timer_does_not_wait_and_success_subtracts_one_failure_down_
     assert timer.failure().reset().is_reset()
 
 
-def test_interval_is_a_random_part_of_the_power():
-    timer = BackoffTimer(ratio=2)
-    for _ in range(3):
+@pytest.mark.parametrize(
+    ("options", "failures", "least", "most"),
+    [({"ratio": 2}, 3, 0, 14), ({"max_interval": 5, "min_interval": 4}, 2000, 4, 5)],
+    ids=["a part of the power", "within its limits"],
+)
+def test_interval_is_random(options, failures, least, most):
+    timer = BackoffTimer(**options)
+    for _ in range(failures):
         timer.failure()
 
-    assert all(0 <= timer.get_interval() < 14 for _ in range(100))
-
-
-def test_interval_is_within_its_limits():
-    timer = BackoffTimer(max_interval=5, min_interval=4)
-    for _ in range(2000):
-        timer.failure()
-
-    assert all(4 <= timer.get_interval() <= 5 for _ in range(100))
+    assert all(least <= timer.get_interval() <= most for _ in range(100))
 
 
 @pytest.mark.parametrize(("failures", "delay"), [(1, 8), (2, 16), (3, 32), (5, 128), (6, 128), (10_000, 128)])

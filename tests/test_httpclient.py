@@ -129,7 +129,6 @@ def test_path_of_a_url_is_the_prefix_of_each_endpoint_and_its_query_is_added_to_
     "answer",
     [
         pytest.param(reply(b"x" * 1001), id="announced"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + b"x" * 1001, id="until the end"),
         pytest.param(
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1f5\r\n" + b"x" * 501 + b"\r\n" + b"1f5\r\n"
             b"" + b"x" * 501 + b"\r\n0\r\n\r\n",

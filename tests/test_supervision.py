@@ -196,33 +196,23 @@ def test_next_message_replaces_the_dead_watcher_of_a_batch_handler(nsqd, caplog)
     assert consumer.stats().counts.finished == 2
 
 
-@pytest.mark.parametrize("name", ["fakensqd-writer", "fakensqd-link-up", "fakensqd-link-down", "fakensqd-serve"])
+@pytest.mark.parametrize(
+    "name", ["fakensqd-writer", "fakensqd-link-up", "fakensqd-link-down", "fakensqd-serve", "fakensqd-relay"]
+)
 def test_emulator_tells_of_a_dead_greenlet_ends_its_connection_and_serves_others(nsqd, caplog, name):
     nsqd.link.add(latency(0.001))
-    lost = NsqdTCPClient(*nsqd.tcp_address.split(":"))
-    lost.connect()
-    lost.identify()
+    with Relay(nsqd.tcp_address) as relay:
+        lost = NsqdTCPClient(*relay.address.split(":"))
+        lost.connect()
+        lost.identify()
 
-    throw(name)
+        throw(name)
 
-    with pytest.raises(Exception, match=r"closed|reset"):
-        lost.read_response()
+        with pytest.raises(Exception, match=r"closed|reset"):
+            lost.read_response()
     assert is_told(caplog)
     with Producer(nsqd.tcp_address) as producer:
         assert producer.publish("u", b"1") == b"OK"
-
-
-def test_relay_tells_of_a_dead_greenlet_and_ends_its_connection(nsqd, caplog):
-    with Relay(nsqd.tcp_address) as relay:
-        client = NsqdTCPClient(*relay.address.split(":"))
-        client.connect()
-        client.identify()
-
-        throw("fakensqd-relay")
-
-        with pytest.raises(Exception, match=r"closed|reset"):
-            client.read_response()
-    assert is_told(caplog)
 
 
 @pytest.mark.parametrize(
