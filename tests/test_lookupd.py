@@ -81,7 +81,6 @@ def test_unknown_topic_of_an_old_server_is_404(status):
         ),
         pytest.param(reply(b"404 page not found", "404 Not Found"), 404, "is it nsqd's HTTP port", id="oldest nsqd"),
         pytest.param(reply(b"OK"), 200, "answer is not nsqlookupd's: b'OK'|answer is not nsqlookupd's", id="text"),
-        pytest.param(reply(b"[1]", "200 OK", JSON), 200, "answer is not nsqlookupd's", id="list"),
         pytest.param(wrapped(None), 200, "answer is not nsqlookupd's", id="nothing"),
     ],
 )

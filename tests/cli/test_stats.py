@@ -295,10 +295,8 @@ def shown(view, width=200):
 @pytest.mark.parametrize(
     ("sort", "reverse", "expected"),
     [
-        pytest.param("name", False, ["a", "b", "z"], id="name"),
         pytest.param("name", True, ["z", "b", "a"], id="name reversed"),
         pytest.param("depth", False, ["a", "z", "b"], id="depth"),
-        pytest.param("depth", True, ["b", "z", "a"], id="depth reversed"),
         pytest.param("clients", False, ["a", "b", "z"], id="equal numbers by name"),
     ],
 )
