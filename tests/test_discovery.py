@@ -247,7 +247,6 @@ def test_limit_holds_over_rounds_of_all_nodes():
         pytest.param({"producers": []}, False, False, id="nsqlookupd"),
         pytest.param(NOT_KNOWN, False, False, id="unknown topic"),
         pytest.param(NSQDS_404, True, True, id="nsqd"),
-        pytest.param(NSQHttpError("x", 405), True, True, id="method not allowed"),
         pytest.param(NSQHttpError("not JSON", 200), True, True, id="another answer"),
         pytest.param({}, True, True, id="no producers"),
         pytest.param([1], True, True, id="a list"),

@@ -72,7 +72,6 @@ def test_unknown_topic_of_an_old_server_is_404(status):
     ("answer", "status", "words"),
     [
         pytest.param(wrapped(None, 500, "INVALID_REQUEST"), 500, "http error <500> INVALID_REQUEST", id="inside 200"),
-        pytest.param(reply(b'{"message":"TOPIC_NOT_FOUND"}', "404 Not Found", JSON), 404, "TOPIC_NOT_FOUND", id="404"),
         pytest.param(
             reply(b'{"message":"NOT_FOUND"}', "404 Not Found", JSON), 404, "is it nsqd's HTTP port .4151.", id="nsqd"
         ),

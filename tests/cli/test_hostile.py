@@ -72,7 +72,6 @@ def tcp(sock):
         "ping --lookupd",
         "copy t u --idle 0.1",
         "to-file t -d DIRECTORY -n 1",
-        "to-file t -d DIRECTORY -n 1 --format json",
         "requeue-dead t --all --idle 0.1 --dry-run",
         "pub t README.md",
     ],

@@ -41,16 +41,6 @@ def test_output_names_each_step_with_its_time(fakensqd):
     assert lines[-1] == ["all", "steps", "passed"]
 
 
-def test_failure_of_one_nsqd_hides_no_other(fakensqd):
-    wrong = f"127.0.0.1:{refused_port()}"
-
-    status, document = invoke_json("ping", "--nsqd", wrong, "--nsqd-http", wrong, *servers_of(fakensqd))
-
-    assert status == 1
-    assert list(failed(document)) == ["connect"]
-    assert {each["step"] for each in document["checks"] if each["status"] == "ok"} == set(STEPS)
-
-
 def test_given_topic_is_used_and_kept(fakensqd):
     fakensqd.publish("orders", b"waits for no channel")
 
@@ -129,12 +119,16 @@ def test_ports_of_another_kind_are_recognized(fakelookupd, fakensqd):
         assert statuses(document).get("publish") in ("skipped", None)
 
 
-def test_port_without_a_server_is_named():
+def test_port_without_a_server_is_named_and_hides_no_other(fakensqd):
     port = refused_port()
+    wrong = f"127.0.0.1:{port}"
 
-    _, document = invoke_json("ping", "--nsqd", f"127.0.0.1:{port}", "--lookupd", f"127.0.0.1:{port}")
+    servers = "--nsqd", wrong, "--nsqd-http", wrong, "--lookupd", wrong, *servers_of(fakensqd)
+    status, document = invoke_json("ping", *servers)
 
     found = failed(document)
+    assert (status, list(found)) == (1, ["nodes", "connect"])
+    assert {each["step"] for each in document["checks"] if each["status"] == "ok"} == set(STEPS)
     assert found["nodes"][0] == found["connect"][0] == f"nothing listens on port {port} of 127.0.0.1"
     assert found["nodes"][1].startswith("start nsqlookupd, or correct the port")
     assert found["connect"][1].startswith("start nsqd, or correct the port")

@@ -416,10 +416,3 @@ main()
     assert result.stderr == (
         "gnsq's command line needs click and rich: pip install 'gnsq[cli]' (No module named 'rich')\n"
     )
-
-
-def test_version_and_help():
-    version, help_text = invoke("--version"), invoke("-h")
-
-    assert re.fullmatch(r"gnsq \d+\.\d+.*\n", version.output)
-    assert "pub" in help_text.output
