@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from fakensqd import FakeNsqd
+from fakensqd import FakeNsqd, on
+from fakensqd.faults import delay
 from fakensqd.faults.toxics import latency, slice_bytes
 from gnsq import Consumer
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
@@ -98,14 +99,18 @@ def test_each_nsqd_begins_with_one_and_is_raised_with_its_first_message(nsqds, c
     assert rdy(*nsqds) == [10, 10, 10]
 
 
-def test_rdy_is_reserved_for_all_addresses_from_the_start(nsqds, clock, started):
+def test_rdy_is_reserved_for_addresses_that_are_not_connected_yet(nsqds, clock, started):
     handler = Handler(clock, seconds=1.0)
     for nsqd in nsqds:
         fill(nsqd, 100)
+    nsqds[1].add(on.command("IDENTIFY"), delay(0.5))
+    nsqds[2].add(on.command("IDENTIFY"), delay(0.5))
     started(handler, *nsqds, max_in_flight=30)
+    clock.advance(0.1)
+    assert handler.by(*nsqds) == [10, 0, 0]
     clock.advance(0.5)
 
-    assert min(handler.by(*nsqds)) >= 9
+    assert handler.by(*nsqds) == [10, 10, 10]
 
 
 def test_rdy_above_the_max_rdy_count_of_an_nsqd_goes_to_the_others(make, clock, started, handler, warm):
