@@ -1,17 +1,16 @@
 """gnsq to-file and nsq_to_file write the same bytes; and a kill of gnsq to-file loses nothing of a real nsqd."""
 
-import contextlib
 import gzip
 import shutil
-import sys
 import uuid
 
 import pytest
 import zstandard
 
-from gnsq import NsqdHTTPClient, Producer
+from gnsq import Producer
 from integration.servers import needs_programs, running
-from tests.kit import LIMIT, bodies, channel_stats, child, run, wait_for_program, wait_until
+from tests.kit import channel_stats, child, wait_for_program, wait_until
+from tests.kit.commands import create_channel, started
 
 pytestmark = [
     pytest.mark.real,
@@ -49,22 +48,8 @@ def clients(nsqd, topic, channel):
     return channel_stats(nsqd, topic, channel)["client_count"]
 
 
-@contextlib.contextmanager
 def to_file(nsqd, topic, directory, *arguments):
-    command = [
-        sys.executable,
-        "-m",
-        "gnsq",
-        "to-file",
-        topic,
-        "-d",
-        str(directory),
-        "--nsqd",
-        nsqd.tcp_address,
-        *arguments,
-    ]
-    with child(*command) as process:
-        yield process
+    return started(nsqd, "to-file", topic, "-d", directory, *arguments)
 
 
 def stop(process):
@@ -78,10 +63,8 @@ def stop(process):
 def test_same_bytes_as_nsq_to_file(nsqd, topic, tmp_path, compress):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     theirs.mkdir()
-    http = NsqdHTTPClient.from_url(nsqd.http_address)
-    http.create_topic(topic)
     for channel in ("ours", "theirs"):
-        http.create_channel(topic, channel)
+        create_channel(nsqd, topic, channel)
     with Producer(nsqd.tcp_address) as producer:
         producer.multipublish(topic, BODIES)
     flags = [f"-topic={topic}", "-channel=theirs", f"-nsqd-tcp-address={nsqd.tcp_address}", f"-output-dir={theirs}"]
@@ -107,8 +90,7 @@ def test_kills_lose_no_message(account, tmp_path, compress, chosen):
     arguments = ["--compress", compress, "--sync-interval", "0.01", "--rotate-size", "20K", "--max-in-flight", "100"]
     # nsqd delivers the messages of a killed process again after their timeout.
     with running("nsqd", "--msg-timeout=1s") as nsqd, Producer(nsqd.tcp_address) as producer:
-        NsqdHTTPClient.from_url(nsqd.http_address).create_topic(topic)
-        NsqdHTTPClient.from_url(nsqd.http_address).create_channel(topic, "to-file")
+        create_channel(nsqd, topic, "to-file")
         for kill in range(5):
             before = finished(nsqd, topic, "to-file")
             with to_file(nsqd, topic, out, *arguments) as process:
@@ -118,30 +100,12 @@ def test_kills_lose_no_message(account, tmp_path, compress, chosen):
                 wait_for_program(process, lambda wanted=wanted: finished(nsqd, topic, "to-file") >= wanted)
                 process.kill()
                 process.wait()
-        wait_until(lambda: clients(nsqd, topic, "to-file") == 0, LIMIT)
+        wait_until(lambda: clients(nsqd, topic, "to-file") == 0)
         with to_file(nsqd, topic, out, *arguments) as process:
             # The killed ones may have finished all before this one has begun.
             wait_for_program(process, lambda: clients(nsqd, topic, "to-file") == 1)
-            wait_for_program(process, lambda: finished(nsqd, topic, "to-file") == len(account.published))
+            wait_for_program(process, lambda: finished(nsqd, topic, "to-file") == len(account.confirmed))
             stop(process)
 
     assert [path for path in out.iterdir() if path.name.startswith(".")] == []
     account.processed.update(lines(out))
-
-
-def test_saved_topics_are_published_again_byte_for_byte(nsqd, topic, tmp_path):
-    saved = {f"{topic}-{name}": [name.encode(), b"\xff\x00\n", "größer\u2028".encode()] for name in ("a", "b")}
-    with Producer(nsqd.tcp_address) as producer:
-        for name, messages in saved.items():
-            producer.multipublish(name, messages)
-    servers = ["--nsqd", nsqd.tcp_address, "--nsqd-http", nsqd.http_address]
-    words = ["--topic-pattern", f"^{topic}-", "-d", str(tmp_path), "--name", "{topic}.%H", "--format", "json"]
-
-    written = run(sys.executable, "-m", "gnsq", "to-file", *words, "-n", "6", *servers)
-
-    assert written.returncode == 0, written.stderr
-    for name, messages in saved.items():
-        (path,) = tmp_path.glob(f"{name}.*.jsonl")
-        back = run(sys.executable, "-m", "gnsq", "pub", f"{name}-back", str(path), "--format", "json", *servers)
-        assert back.returncode == 0, back.stderr
-        assert sorted(bodies(nsqd, f"{name}-back")) == sorted(messages)
