@@ -2,15 +2,15 @@
 
 import os
 import random
+from collections import Counter
 
 import pytest
 
-from integration.account import Account
 from tests.behaviour import conftest as behaviour
 from tests.behaviour.conftest import _skip_what_an_old_nsqd_does_in_another_way, topic
-from tests.spark.conftest import short_lived_java
+from tests.spark.conftest import hub, short_lived_java, spool
 
-__all__ = ["_skip_what_an_old_nsqd_does_in_another_way", "short_lived_java", "topic"]
+__all__ = ["_skip_what_an_old_nsqd_does_in_another_way", "hub", "short_lived_java", "spool", "topic"]
 
 
 def pytest_configure(config):
@@ -20,13 +20,42 @@ def pytest_configure(config):
     config.option.nsqd = config.option.nsqd or os.environ.get("NSQD") or "real"
 
 
+class Account:
+    """Messages of one test, by their bodies, which are unique.
+
+    Attributes:
+        confirmed: Bodies that nsqd has confirmed.
+        processed: Number of times that each body was handled.
+    """
+
+    def __init__(self):
+        self.confirmed = set()
+        self.processed = Counter()
+
+    def publish(self, producer, topic, body, **options):
+        producer.publish(topic, body, **options)
+        self.confirmed.add(body)
+
+    def process(self, consumer, message):
+        """Record a message; this is a handler."""
+        self.processed[bytes(message.body)] += 1
+
+    @property
+    def lost(self):
+        return self.confirmed - self.processed.keys()
+
+    @property
+    def duplicated(self):
+        """Number of times that a message was processed after the first time."""
+        return self.processed.total() - len(self.processed)
+
+
 @pytest.fixture
-def account(request):
-    """The account of a test. All confirmed messages must be processed; the summary of the run prints the account."""
-    account = Account(request.node.name)
+def account():
+    """The account of a test. All confirmed messages must be processed."""
+    account = Account()
     yield account
-    request.node.user_properties.append(("account", str(account)))
-    assert account.published, "nothing was published"
+    assert account.confirmed, "nothing was published"
     assert account.lost == set()
 
 

@@ -1,4 +1,4 @@
-"""Pytest plugin of the tests with real servers: the accounts of the tests, and why tests were skipped, at the end."""
+"""Pytest plugin of the tests with real servers: why tests were skipped, at the end."""
 
 from __future__ import annotations
 
@@ -26,19 +26,6 @@ def given(name: str) -> RealNsqd | RealLookupd | None:
 def running(name: str, *flags: str, words: Sequence[str] = ()) -> RealNsqd | RealLookupd:
     """Make a server with flags, for ``with``; words are the command of another program with the same flags."""
     return (RealNsqd if name == "nsqd" else RealLookupd)(program=words or "", flags=flags)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the accounts."""
-    reports = [report for found in terminalreporter.stats.values() for report in found]
-    properties = [
-        getattr(report, "user_properties", ()) for report in reports if getattr(report, "when", "") == "teardown"
-    ]
-    accounts = [line for found in properties for name, line in found if name == "account"]
-    if accounts:
-        terminalreporter.section("accounts")
-        for line in accounts:
-            terminalreporter.line(line)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
