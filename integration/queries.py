@@ -13,7 +13,18 @@ import pyarrow.parquet as pq
 from gnsq import Producer
 from gnsq.errors import NSQException
 from tests.kit import child
-from tests.spark.helpers import numbered
+from tests.spark.helpers import descendants, named, wait_for
+
+LIMIT = 150
+# Options of an nsqd that writes each message to the disk before it confirms it: some hundred messages per second.
+DURABLE = ("--mem-queue-size=0", "--sync-every=1", "--msg-timeout=3s")
+# Of each process of a query or of the job, a part of its command line.
+PROCESSES = {
+    "worker": "pyspark.daemon",
+    "source": "python_streaming_source_runner",
+    "jvm": "pyspark-shell",
+    "maintenance": "gnsq.spark.pipeline.maintenance",
+}
 
 
 @contextlib.contextmanager
@@ -54,30 +65,83 @@ def kill_group(process):
         process.stdin.close()
 
 
-class Publisher:
-    """A thread that publishes numbered bodies until stop(); each is published again until nsqd has confirmed it."""
+class Restarted:
+    """A program that is started again when it has ended, and of which processes are killed.
 
-    def __init__(self, tcp_address, topic="clicks", size=100, pause=0.02):
-        self.bodies = []
+    Attributes:
+        starts: How often it was started.
+    """
+
+    def __init__(self, stack, command, folder):
+        self.command = command
+        self.starts = 0
+        self._stack = stack
+        self._folder = folder
+        self._start()
+
+    def _start(self):
+        self.starts += 1
+        log = self._folder / f"log{self.starts}"
+        self.process = self._stack.enter_context(running_query(self.command, log))
+
+    def wait(self, condition):
+        """Wait until a condition holds; start the program if it has ended."""
+
+        def holds():
+            if self.process.poll() is not None:
+                self._start()
+            # Seldom: the program needs the processor.
+            threading.Event().wait(0.5)
+            return condition()
+
+        wait_for(holds, LIMIT)
+
+    def kill(self, victim):
+        """Kill one kind of PROCESSES, or all; return how many."""
+        if victim == "group":
+            pids = [*descendants(self.process.pid), self.process.pid]
+        else:
+            pids = named(self.process.pid, PROCESSES[victim])
+        kill(*pids)
+        if victim == "group":
+            self.process.wait(30)
+        return len(pids)
+
+
+class Publisher:
+    """A thread that publishes numbered bodies until stop(); each is published again until nsqd has confirmed it.
+
+    Args:
+        body: Makes the body of a number.
+        size: How many are published at once.
+
+    Attributes:
+        count: Bodies that are confirmed; their numbers are those below it.
+        repeated: Numbers that were published more than once, and so may be there more than once.
+    """
+
+    def __init__(self, nsqd, body=b"%08d".__mod__, *, size=10, pause=0.1):
+        self.count = 0
+        self.repeated = set()
+        self._arguments = nsqd.tcp_address, body, size, pause
         self._stop = threading.Event()
-        self._arguments = tcp_address, topic, size, pause
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def stop(self):
-        """End; return all published bodies."""
         self._stop.set()
         self._thread.join(60)
-        return self.bodies
 
     def _run(self):
-        address, topic, size, pause = self._arguments
-        with Producer(address, reconnect_initial=0.1, reconnect_maximum=0.5, allow_duplicates=True) as producer:
+        address, body, size, pause = self._arguments
+        with Producer(address, reconnect_initial=0.1, reconnect_maximum=0.5) as producer:
             while not self._stop.wait(pause):
-                batch = numbered(size, first=len(self.bodies))
-                with contextlib.suppress(NSQException):
-                    producer.multipublish(topic, batch)
-                    self.bodies.extend(batch)
+                numbers = range(self.count, self.count + size)
+                try:
+                    producer.multipublish("clicks", list(map(body, numbers)))
+                    self.count += size
+                except NSQException:
+                    self.repeated.update(numbers)
 
 
 def written(folder):

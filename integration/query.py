@@ -1,6 +1,6 @@
 """Program: one query from NSQ into Parquet, until its standard input ends, for tests that kill parts of it.
 
-``python -m integration.query MASTER FOLDER NSQD_TCP NSQD_HTTP``. Batches are directories
+``python -m integration.query FOLDER NSQD_TCP NSQD_HTTP``. Batches are directories
 FOLDER/out/batch=ID, which are complete if they have _SUCCESS.
 """
 
@@ -14,19 +14,12 @@ from gnsq.spark import register
 from gnsq.spark.pipeline.spark_session import open_session
 
 TOPIC, CHANNEL = "clicks", "archive"
-# As little as two executors on one machine need.
-SETTINGS = {
-    "spark.driver.memory": "512m",
-    "spark.executor.memory": "512m",
-    "spark.executor.cores": "2",
-    "spark.sql.shuffle.partitions": "1",
-    # As that of the driver, which reads them from there.
-    "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", ""),
-}
+# Tasks may fail, as on a cluster.
+SETTINGS = {"spark.master": "local[2,4]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
 
 
 def main():
-    master, folder, tcp, http = sys.argv[1:]
+    folder, tcp, http = sys.argv[1:]
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     out = Path(folder) / "out"
@@ -44,7 +37,7 @@ def main():
 
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
-    with open_session("query", settings={"spark.master": master, **SETTINGS}) as spark:
+    with open_session("query", settings=SETTINGS) as spark:
         register(spark)
         messages = spark.readStream.format("nsq").options(**given).load()
         query = messages.writeStream.foreachBatch(keep).option("checkpointLocation", f"{folder}/checkpoint")

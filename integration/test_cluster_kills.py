@@ -14,8 +14,8 @@ from collections import Counter
 
 import pytest
 
-from integration.pipeline_job import DURABLE, QUERIES, Job, Publisher, check_account
-from integration.queries import kill, restart, running_query
+from integration.pipeline_job import QUERIES, Job, check_account, event
+from integration.queries import DURABLE, Publisher, kill, restart, running_query
 from integration.servers import needs_programs, running
 from integration.spark_cluster import cluster
 from tests.kit import run
@@ -146,7 +146,7 @@ def victims(chosen):
 
 def test_kills_on_a_cluster_lose_and_double_no_event(stack, tmp_path, chosen):
     site = Site(stack, tmp_path, chosen)
-    publisher = Publisher(site.nsqd)
+    publisher = Publisher(site.nsqd, event)
     stack.callback(publisher.stop)
     site.wait_for_rows(50)
     killed = Counter()

@@ -13,8 +13,8 @@ from collections import Counter
 import pytest
 from pyarrow import fs
 
-from integration.pipeline_job import DURABLE, PROCESSES, QUERIES, Job, Publisher, check_account
-from integration.queries import restart
+from integration.pipeline_job import QUERIES, Job, check_account, event
+from integration.queries import DURABLE, PROCESSES, Publisher, restart
 from integration.servers import needs_programs, running
 from tests.spark.helpers import wait_for
 from tests.spark.s3server import s3_server
@@ -62,7 +62,7 @@ def test_kills_at_random_lose_and_double_no_event(output, tmp_path, chosen):
         nsqd = stack.enter_context(running("nsqd", *DURABLE))
         path = tmp_path / "job.toml"
         path.write_text(SETTINGS.format(output=output, work=tmp_path / "work", nsqd=nsqd) + QUERIES)
-        publisher = Publisher(nsqd)
+        publisher = Publisher(nsqd, event)
         wait_for(lambda: publisher.count)
         job = Job(stack, path)
         stack.callback(publisher.stop)

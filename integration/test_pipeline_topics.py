@@ -5,14 +5,17 @@ topic is exact."""
 import contextlib
 import json
 import random
+import re
 from collections import Counter
 
 import pytest
 
 from gnsq import LookupdClient, NsqdHTTPClient, Producer
 from gnsq.spark.pipeline.status import read_status
-from integration.pipeline_job import LIMIT, Job, row_count
+from integration.pipeline_job import Job, row_count
+from integration.queries import LIMIT
 from integration.servers import needs_programs, running
+from tests.kit import run
 from tests.spark.helpers import channel_stats, unusable, wait_for
 from tests.spark.pipeline.helpers import table_rows
 
@@ -110,6 +113,15 @@ def is_counted(job, metric, table):
     return sum(row["count"] for row in table_rows(job.location(metric))) == row_count(job.location(table))
 
 
+def backlog(job):
+    """The messages in all spools and at nsqd, by --status. No job may run."""
+    shown = run(*job.command, "--status", limit=LIMIT).stdout
+    assert shown.startswith("job      not running\n")
+    found = re.findall(r"spool ([\d,]+) rows|nsqd ([\d,]+) messages waiting or in flight", shown)
+    assert len(found) == 2 * len(TABLES)
+    return sum(int("".join(each).replace(",", "")) for each in found)
+
+
 def test_each_topic_is_accounted_for(tmp_path):
     with contextlib.ExitStack() as stack:
         lookupd = stack.enter_context(running("nsqlookupd"))
@@ -149,8 +161,15 @@ def test_each_topic_is_accounted_for(tmp_path):
         job.wait(is_settled)
         assert job.starts == 1
 
-        job.kill("group")
+        # A run with --once reads what a killed one has left, and what came after it.
+        rows = row_count(job.location("clicks"))
         published.events(LATE, "clicks", "frames", first=2 * ROWS)
-        job.wait(is_settled)
+        job.wait(lambda: row_count(job.location("clicks")) > rows)
         job.kill("group")
+        published.events("clicks", first=3 * ROWS)
+        assert backlog(job) >= ROWS
+        done = run(*job.command, "--once", limit=LIMIT)
+        assert (done.returncode, done.stdout.endswith("\ndrained\n")) == (0, True), done.stderr
+        assert is_settled()
+        assert backlog(job) == 0
     print({topic: bodies.total() for topic, bodies in published.bodies.items()})
