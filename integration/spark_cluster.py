@@ -1,8 +1,4 @@
-"""Run a standalone Spark cluster on this machine: a master, and workers with two cores each.
-
-``python -m integration.spark_cluster`` starts one, prints its address, and stops it when standard input ends or SIGINT
-or SIGTERM comes.
-"""
+"""A standalone Spark cluster on this machine: a master, and two workers with two cores each."""
 
 from __future__ import annotations
 
@@ -11,24 +7,19 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyspark
 
 from gnsq.spark.java import prepare_environment
+from tests.spark.helpers import wait_for
 
 START_LIMIT = 60.0
 WORKERS = 2
-CORES = 2
-# Memory of a worker for its executors; Java heap of the master and of a worker.
-MEMORY, DAEMON_MEMORY = "1g", "256m"
-_MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
-_REGISTERED = re.compile(r"Successfully registered with master")
+# Of a worker for its executors.
+CORES, MEMORY = 2, "1g"
+_IS_UP = re.compile(r"Starting Spark master at (spark://\S+)|Successfully registered with master")
 
 
 class SparkDaemon:
@@ -37,13 +28,11 @@ class SparkDaemon:
     Args:
         name: Its class below org.apache.spark.deploy.
         log: File for its output; emptied at each start.
-        is_up: Found in its log when it is up.
     """
 
-    def __init__(self, name: str, log: Path, is_up: re.Pattern[str]) -> None:
+    def __init__(self, name: str, log: Path) -> None:
         self._name = name
         self._log = log
-        self._is_up = is_up
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -64,14 +53,14 @@ class SparkDaemon:
             **os.environ,
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_DAEMON_MEMORY": DAEMON_MEMORY,
+            "SPARK_DAEMON_MEMORY": "256m",
             # A master that is started again still knows its workers and applications.
             "SPARK_DAEMON_JAVA_OPTS": f"{os.environ.get('SPARK_DAEMON_JAVA_OPTS', '')} "
             f"-Dspark.deploy.recoveryMode=FILESYSTEM -Dspark.deploy.recoveryDirectory={self._log.parent / 'recovery'}",
         }
         with open(self._log, "wb") as output:
             self._process = subprocess.Popen(
-                [*command, *flags],
+                [*command, "--webui-port", "0", *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -80,15 +69,13 @@ class SparkDaemon:
             )
 
     def wait(self) -> re.Match[str]:
-        """Wait until it is up. RuntimeError if it is not within START_LIMIT seconds."""
-        deadline = time.monotonic() + START_LIMIT
-        while True:
-            text = self._log.read_text(errors="replace")
-            if match := self._is_up.search(text):
-                return match
-            if not self.is_running or time.monotonic() > deadline:
-                raise RuntimeError(f"Spark's {self._name} is not up within {START_LIMIT} s: {text[-2000:]}")
-            time.sleep(0.05)
+        """Wait until it is up."""
+
+        def found() -> re.Match[str] | None:
+            assert self.is_running, self._log.read_text(errors="replace")[-2000:]
+            return _IS_UP.search(self._log.read_text(errors="replace"))
+
+        return wait_for(found, START_LIMIT)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send a signal to all processes of the group, like the failure of a machine. Nothing if they have ended."""
@@ -107,17 +94,15 @@ class Cluster:
         folder: Where logs and work directories go.
     """
 
-    def __init__(self, folder: Path, workers: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self.url = ""
-        self.master = SparkDaemon("master.Master", folder / "master.log", _MASTER)
-        self.workers = [
-            SparkDaemon("worker.Worker", folder / f"worker{number}.log", _REGISTERED) for number in range(workers)
-        ]
+        self.master = SparkDaemon("master.Master", folder / "master.log")
+        self.workers = [SparkDaemon("worker.Worker", folder / f"worker{number}.log") for number in range(WORKERS)]
         self._folder = folder
 
     def start(self) -> None:
-        """Start all daemons. RuntimeError if one is not up within START_LIMIT seconds."""
-        self.master.start("--port", "0", "--webui-port", "0")
+        """Start all daemons."""
+        self.master.start("--port", "0")
         self.url = self.master.wait()[1]
         self.start_again()
         for worker in self.workers:
@@ -126,10 +111,10 @@ class Cluster:
     def start_again(self) -> None:
         """Start the daemons that do not run, without waiting until they are up. The master keeps its port."""
         if not self.master.is_running:
-            self.master.start("--port", self.url.rpartition(":")[2], "--webui-port", "0")
+            self.master.start("--port", self.url.rpartition(":")[2])
         for number, worker in enumerate(self.workers):
             if not worker.is_running:
-                flags = ["--webui-port", "0", "--cores", str(CORES), "--memory", MEMORY]
+                flags = ["--cores", str(CORES), "--memory", MEMORY]
                 worker.start(*flags, "--work-dir", str(self._folder / f"work{number}"), self.url)
 
     def stop(self) -> None:
@@ -140,29 +125,12 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, workers: int = WORKERS) -> Iterator[Cluster]:
+def cluster(folder: Path) -> Iterator[Cluster]:
     """Start a cluster, and stop it at the end of the block."""
     prepare_environment()
-    running = Cluster(folder, workers)
+    running = Cluster(folder)
     try:
         running.start()
         yield running
     finally:
         running.stop()
-
-
-def main() -> int:
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
-    with tempfile.TemporaryDirectory() as folder, cluster(Path(folder)) as running:
-        print(running.url, flush=True)
-        print(f"logs in {folder}; ends with standard input, or by Ctrl-C", file=sys.stderr)
-        while not ended.wait(1):
-            pass
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
