@@ -44,11 +44,9 @@ def processing(account, topic, nsqds=(), **options):
 
 
 @pytest.mark.since("1.3.0")  # earlier versions lose messages after the last sync
-def test_nsqd_that_is_killed_in_mid_stream_has_all_it_confirmed(account, topic, tmp_path):
+def test_nsqd_that_is_killed_in_mid_stream_has_all_it_confirmed(account, topic):
     # Without a channel: nsqd loses messages that are in flight or between a topic and a channel.
-    nsqd = RealNsqd(data_path=str(tmp_path), flags=["--mem-queue-size=0", "--sync-every=1"])
-    nsqd.start()
-    try:
+    with running("nsqd", "--mem-queue-size=0", "--sync-every=1") as nsqd:
         with (
             Producer(nsqd.tcp_address, allow_duplicates=True, **EAGER) as producer,
             load(account, producer, topic, publishers=5, each=200),
@@ -59,8 +57,6 @@ def test_nsqd_that_is_killed_in_mid_stream_has_all_it_confirmed(account, topic, 
                 nsqd.start()
         with processing(account, topic, nsqd.tcp_address):
             wait_until(lambda: not account.lost, LIMIT)
-    finally:
-        nsqd.close()
 
     assert len(account.confirmed) == 1000
 
@@ -68,9 +64,15 @@ def test_nsqd_that_is_killed_in_mid_stream_has_all_it_confirmed(account, topic, 
 def test_consumer_does_not_starve_though_nsqd_counts_a_message_twice(topic, tmp_path, monkeypatch):
     """As after a kill, nsqd reads a message twice. It takes only one of two answers, and with RDY 1 sends no other."""
     monkeypatch.setattr("gnsq.nsqd.connection.MISCOUNT_LIMIT", 1.0)
-    nsqd = RealNsqd(data_path=str(tmp_path), mem_queue_size=0)
-    nsqd.start()
-    try:
+    got, both = [], Event()
+
+    def handle(consumer, message):
+        got.append(message.body)
+        if len(got) == 2:
+            both.set()
+        both.wait()
+
+    with RealNsqd(data_path=str(tmp_path), mem_queue_size=0) as nsqd:
         with NsqdHTTPClient.from_url(nsqd.http_address) as client:
             client.create_topic(topic)
             client.create_channel(topic, "c")
@@ -82,25 +84,14 @@ def test_consumer_does_not_starve_though_nsqd_counts_a_message_twice(topic, tmp_
         data.write_bytes(data.read_bytes() * 2)
         queue.with_suffix(".diskqueue.meta.dat").write_text(f"2\n0,0\n0,{data.stat().st_size}\n")
         nsqd.start()
-        got, both = [], Event()
-
-        def handle(consumer, message):
-            got.append(message.body)
-            if len(got) == 2:
-                both.set()
-            both.wait()
-
-        with Consumer(
-            topic, "c", nsqd.tcp_address, message_handler=handle, max_in_flight=2, heartbeat_interval=1, **EAGER
-        ) as consumer:
+        options = {"message_handler": handle, "max_in_flight": 2, "heartbeat_interval": 1, **EAGER}
+        with Consumer(topic, "c", nsqd.tcp_address, **options) as consumer:
             wait_until(lambda: consumer.stats().counts.timed_out == 1)
             consumer.max_in_flight = 1
             wait_until(lambda: channel_stats(nsqd, topic, "c")["clients"][0]["ready_count"] == 1)
             with Producer(nsqd.tcp_address) as producer:
                 producer.publish(topic, b"second")
             wait_until(lambda: len(got) == 3, LIMIT)
-    finally:
-        nsqd.close()
 
     assert got == [b"first", b"first", b"second"]
 
