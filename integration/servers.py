@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Sequence
 
 import pytest
 
@@ -23,9 +22,9 @@ def given(name: str) -> RealNsqd | RealLookupd | None:
     return kind.at(tcp, http) if tcp and http else None
 
 
-def running(name: str, *flags: str, words: Sequence[str] = ()) -> RealNsqd | RealLookupd:
-    """Make a server with flags, for ``with``; words are the command of another program with the same flags."""
-    return (RealNsqd if name == "nsqd" else RealLookupd)(program=words or "", flags=flags)
+def running(name: str, *flags: str) -> RealNsqd | RealLookupd:
+    """Make a server with flags, for ``with``."""
+    return (RealNsqd if name == "nsqd" else RealLookupd)(flags=flags)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

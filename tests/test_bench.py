@@ -19,7 +19,7 @@ OURS = [(workload, client) for workload, found in clients.WORKLOADS.items() for 
 def nsqd(fakensqd_certificates):
     files = fakensqd_certificates.server()
     with FakeNsqd(tls_cert=files.certificate, tls_key=files.key).in_thread() as fake:
-        yield Nsqd("fakensqd", fake.tcp_address, fake.http_address, 0)
+        yield Nsqd("fakensqd", fake.tcp_address, fake.http_address)
 
 
 @pytest.mark.subprocess

@@ -17,6 +17,7 @@ import sys
 import time
 import typing
 from collections.abc import Callable
+from dataclasses import dataclass
 
 BODY = b"x" * int(os.environ.get("BENCH_BODY", "200"))
 NOT_INSTALLED = 3  # or not made for the setting
@@ -24,7 +25,22 @@ NOT_INSTALLED = 3  # or not made for the setting
 ECHO_SIZE = 64
 PERCENTILES = ("50", "90", "99", "99.9")
 
-Workload = Callable[[str, int, str, int, int], "Clock"]
+
+@dataclass(frozen=True)
+class Job:
+    """What a client does; the setting is how many messages are in flight, or how many publishes wait."""
+
+    client: str
+    workload: str
+    address: str
+    topic: str
+    count: int
+    setting: int
+
+    @property
+    def host_and_port(self) -> tuple[str, int]:
+        host, port = self.address.rsplit(":", 1)
+        return host, int(port)
 
 
 class Clock:
@@ -82,17 +98,17 @@ def echo_address() -> tuple[str, int]:
 # --- raw: a blocking socket, with the least work that a client can do
 
 
-def _raw_socket(host: str, port: int) -> socket.socket:
-    sock = socket.create_connection((host, port))
+def _raw_socket(job: Job) -> socket.socket:
+    sock = socket.create_connection(job.host_and_port)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.sendall(b"  V2")
     return sock
 
 
-def raw_consume(host: str, port: int, topic: str, count: int, in_flight: int, *, ages: bool = False) -> Clock:
-    sock = _raw_socket(host, port)
-    sock.sendall(b"SUB %s bench\nRDY %d\n" % (topic.encode(), in_flight))
-    clock, tail = Clock(count), b""
+def raw_consume(job: Job) -> Clock:
+    sock, ages = _raw_socket(job), job.workload == "delivery"
+    sock.sendall(b"SUB %s bench\nRDY %d\n" % (job.topic.encode(), job.setting))
+    clock, tail = Clock(job.count), b""
     while True:
         data = tail + sock.recv(65536)
         start, end, answers = 0, len(data), []
@@ -112,84 +128,52 @@ def raw_consume(host: str, port: int, topic: str, count: int, in_flight: int, *,
             sock.sendall(b"".join(answers))
 
 
-def raw_delivery(host: str, port: int, topic: str, count: int, in_flight: int) -> Clock:
-    return raw_consume(host, port, topic, count, in_flight, ages=True)
-
-
-def raw_publish(host: str, port: int, topic: str, count: int, waiting: int) -> Clock:
-    """Publish on one connection, with a number of pending publishes."""
-    sock = _raw_socket(host, port)
-    command = b"PUB %s\n" % topic.encode() + struct.pack(">i", len(BODY)) + BODY
+def raw_publish(job: Job) -> Clock:
+    """Publish on one connection, with a number of pending publishes. The time of one is known if no other waits."""
+    ages = job.workload == "latency"
+    if ages and job.setting > 1:
+        sys.exit(NOT_INSTALLED)
+    sock = _raw_socket(job)
+    command = b"PUB %s\n" % job.topic.encode() + struct.pack(">i", len(BODY)) + BODY
     sent = answered = pending = 0
-    clock = Clock(count).start()
-    while answered < count:
-        fresh = min(waiting - (sent - answered), count - sent)
+    clock = Clock(job.count).start()
+    while answered < job.count:
+        before = time.perf_counter() if ages else 0.0
+        fresh = min(job.setting - (sent - answered), job.count - sent)
         if fresh:
             sock.sendall(command * fresh)
             sent += fresh
         pending += len(sock.recv(65536))
         answered += pending // 10
         pending %= 10
-    return clock.stop(count)
-
-
-def raw_latency(host: str, port: int, topic: str, count: int, waiting: int) -> Clock:
-    """Publish one message after the other; not measured where several wait."""
-    if waiting > 1:
-        sys.exit(NOT_INSTALLED)
-    sock = _raw_socket(host, port)
-    command = b"PUB %s\n" % topic.encode() + struct.pack(">i", len(BODY)) + BODY
-    clock = Clock(count).start()
-    for _ in range(count):
-        before = time.perf_counter()
-        sock.sendall(command)
-        sock.recv(65536)
-        clock.latencies.append(time.perf_counter() - before)
-    return clock.stop(count)
+        if ages:
+            clock.latencies.append(time.perf_counter() - before)
+    return clock.stop(job.count)
 
 
 # --- gnsq, and gnsq 1.0.2, which has the same API
 
 
-def gnsq_consume(host: str, port: int, topic: str, count: int, in_flight: int) -> Clock:
-    return _gnsq_consume(host, port, topic, count, in_flight, lambda clock, message: None)
-
-
-def gnsq_yield(host: str, port: int, topic: str, count: int, in_flight: int) -> Clock:
+def gnsq_consume(job: Job) -> Clock:
     import gevent
 
-    return _gnsq_consume(host, port, topic, count, in_flight, lambda clock, message: gevent.sleep(0))
-
-
-def gnsq_delivery(host: str, port: int, topic: str, count: int, in_flight: int) -> Clock:
-    return _gnsq_consume(host, port, topic, count, in_flight, lambda clock, message: clock.note_age(message.body))
-
-
-def gnsq_echo(host: str, port: int, topic: str, count: int, in_flight: int) -> Clock:
-    call = _gevent_calls()
-    return _gnsq_consume(host, port, topic, count, in_flight, lambda clock, message: call(message.body))
-
-
-def _gnsq_consume(
-    host: str,
-    port: int,
-    topic: str,
-    count: int,
-    in_flight: int,
-    work: Callable[[Clock, typing.Any], object],
-) -> Clock:
     import gnsq
 
-    clock = Clock(count)
-    options = json.loads(os.environ.get("BENCH_OPTIONS", "{}"))
+    clock, call = Clock(job.count), _gevent_calls()
+    work: Callable[[bytes], object] = {
+        "consume": lambda body: None,
+        "yield": lambda body: gevent.sleep(0),
+        "delivery": clock.note_age,
+        "echo": call,
+    }[job.workload]
 
     def handle(consumer: gnsq.Consumer, message: gnsq.Message) -> None:
-        work(clock, message)
-        if clock.tick() and clock.seen == count:
+        work(message.body)
+        if clock.tick() and clock.seen == job.count:
             consumer.close()
 
-    options["max_in_flight"] = in_flight
-    gnsq.Consumer(topic, "bench", f"{host}:{port}", message_handler=handle, **options).start()
+    options = {**json.loads(os.environ.get("BENCH_OPTIONS", "{}")), "max_in_flight": job.setting}
+    gnsq.Consumer(job.topic, "bench", job.address, message_handler=handle, **options).start()
     return clock
 
 
@@ -210,129 +194,113 @@ def _gevent_calls() -> Callable[[bytes], None]:
     return call
 
 
-def greenlets_echo(host: str, port: int, topic: str, count: int, in_flight: int) -> Clock:
-    """Make the calls of gnsq_echo without NSQ, with as many greenlets as it has messages in flight."""
+def greenlets_echo(job: Job) -> Clock:
+    """Make the calls of gnsq without NSQ, with as many greenlets as it has messages in flight."""
     import gevent
 
-    call, clock = _gevent_calls(), Clock(count)
+    call, clock = _gevent_calls(), Clock(job.count)
 
     def work() -> None:
         while not clock.tick():
             call(BODY)
 
-    gevent.joinall([gevent.spawn(work) for _ in range(in_flight)], raise_error=True)
+    gevent.joinall([gevent.spawn(work) for _ in range(job.setting)], raise_error=True)
     return clock
 
 
-def gnsq_publish(host: str, port: int, topic: str, count: int, waiting: int) -> Clock:
-    return _gnsq_publish(host, port, topic, count, waiting, ages=False)
-
-
-def gnsq_latency(host: str, port: int, topic: str, count: int, waiting: int) -> Clock:
-    return _gnsq_publish(host, port, topic, count, waiting, ages=True)
-
-
-def gnsq_batches(host: str, port: int, topic: str, count: int, waiting: int) -> Clock:
-    """Publish with automatic batching, in greenlets of which each waits for its own response."""
-    batch = max(waiting // 5, 1)
-    return _gnsq_publish(host, port, topic, count, waiting, ages=False, batch_messages=batch)
-
-
-def _gnsq_publish(host: str, port: int, topic: str, count: int, waiting: int, *, ages: bool, **options: int) -> Clock:
+def gnsq_publish(job: Job) -> Clock:
+    """Publish in greenlets of which each waits for its own response; "gnsq batches" with automatic batching."""
     import gevent
 
     import gnsq
 
-    producer = gnsq.Producer(f"{host}:{port}", **options)
+    options = {"batch_messages": max(job.setting // 5, 1)} if job.client == "gnsq batches" else {}
+    producer = gnsq.Producer(job.address, **options)
     producer.start()
-    each, clock = count // waiting, Clock(count)
+    each, clock = job.count // job.setting, Clock(job.count)
 
     def publish() -> None:
         for _ in range(each):
-            producer.publish(topic, BODY)
+            producer.publish(job.topic, BODY)
 
     def publish_with_ages() -> None:
         for _ in range(each):
             before = time.perf_counter()
-            producer.publish(topic, BODY)
+            producer.publish(job.topic, BODY)
             clock.latencies.append(time.perf_counter() - before)
 
     clock.start()
-    gevent.joinall([gevent.spawn(publish_with_ages if ages else publish) for _ in range(waiting)], raise_error=True)
-    clock.stop(each * waiting)
+    run = publish_with_ages if job.workload == "latency" else publish
+    gevent.joinall([gevent.spawn(run) for _ in range(job.setting)], raise_error=True)
+    clock.stop(each * job.setting)
     producer.close()
     return clock
 
 
-def gnsq_async_batches(host: str, port: int, topic: str, count: int, waiting: int) -> Clock:
+def gnsq_async_batches(job: Job) -> Clock:
     """Publish with automatic batching in one greenlet, with a number of pending results; it reads each result."""
     from collections import deque
 
     import gnsq
 
-    with gnsq.Producer(f"{host}:{port}", batch_messages=max(waiting // 5, 1)) as producer:
+    with gnsq.Producer(job.address, batch_messages=max(job.setting // 5, 1)) as producer:
         results: deque[typing.Any] = deque()  # Any: gevent's results
-        clock = Clock(count).start()
-        for _ in range(count):
-            if len(results) == waiting:
+        clock = Clock(job.count).start()
+        for _ in range(job.count):
+            if len(results) == job.setting:
                 results.popleft().get()
-            results.append(producer.publish_async(topic, BODY))
+            results.append(producer.publish_async(job.topic, BODY))
         for result in results:
             result.get()
-        return clock.stop(count)
+        return clock.stop(job.count)
 
 
 # --- other clients
 
 
-def pynsq_consume(host: str, port: int, topic: str, count: int, in_flight: int) -> Clock:
+def pynsq_consume(job: Job) -> Clock:
     import nsq
+    import tornado.ioloop
 
-    clock = Clock(count)
+    clock = Clock(job.count)
 
     def handle(message: nsq.Message) -> bool:
         if clock.tick():
-            import tornado.ioloop
-
             tornado.ioloop.IOLoop.current().stop()
         return True
 
-    nsq.Reader(
-        topic=topic,
-        channel="bench",
-        nsqd_tcp_addresses=[f"{host}:{port}"],
-        max_in_flight=in_flight,
-        message_handler=handle,
-    )
+    options = {"nsqd_tcp_addresses": [job.address], "max_in_flight": job.setting}
+    nsq.Reader(topic=job.topic, channel="bench", message_handler=handle, **options)
     nsq.run()
     return clock
 
 
-def asyncnsq_consume(host: str, port: int, topic: str, count: int, in_flight: int) -> Clock:
+async def _asyncnsq_reader(job: Job) -> typing.Any:  # Any: asyncnsq has no types
     import asyncnsq
 
-    async def run() -> Clock:
-        clock = Clock(count)
-        reader = await asyncnsq.create_reader(nsqd_tcp_addresses=[f"{host}:{port}"], max_in_flight=in_flight)
-        await reader.subscribe(topic, "bench")
-        async for message in reader.messages():
-            await message.fin()
-            if clock.tick():
-                break
-        return clock
-
-    return asyncio.run(run())
+    reader = await asyncnsq.create_reader(nsqd_tcp_addresses=[job.address], max_in_flight=job.setting)
+    await reader.subscribe(job.topic, "bench")
+    return reader
 
 
-def asyncnsq_yield(host: str, port: int, topic: str, count: int, in_flight: int) -> Clock:
-    async def work(body: bytes) -> None:
-        await asyncio.sleep(0)
+async def _finished(job: Job, reader: typing.Any) -> Clock:  # Any: of asyncnsq or ansq
+    """Finish all messages of a reader, one after the other."""
+    clock = Clock(job.count)
+    async for message in reader.messages():
+        await message.fin()
+        if clock.tick():
+            break
+    return clock
 
-    return _asyncnsq_tasks(host, port, topic, count, in_flight, work)
+
+async def asyncnsq_consume(job: Job) -> Clock:
+    return await _finished(job, await _asyncnsq_reader(job))
 
 
-def asyncnsq_echo(host: str, port: int, topic: str, count: int, in_flight: int) -> Clock:
+async def asyncnsq_tasks(job: Job) -> Clock:
+    """Handle each message in a task of its own, which yields once or calls the echo server."""
     idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    clock, done, tasks = Clock(job.count), asyncio.Event(), set()
 
     async def call(body: bytes) -> None:
         reader, writer = idle.pop() if idle else await asyncio.open_connection(*echo_address())
@@ -340,69 +308,36 @@ def asyncnsq_echo(host: str, port: int, topic: str, count: int, in_flight: int) 
         await reader.readexactly(ECHO_SIZE)
         idle.append((reader, writer))
 
-    return _asyncnsq_tasks(host, port, topic, count, in_flight, call)
+    async def handle(message: typing.Any) -> None:  # Any: asyncnsq's message
+        await (call(message.body) if job.workload == "echo" else asyncio.sleep(0))
+        await message.fin()
+        if clock.tick():
+            done.set()
+
+    async def read() -> None:
+        reader = await _asyncnsq_reader(job)
+        async for message in reader.messages():
+            task = asyncio.create_task(handle(message))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    reading = asyncio.create_task(read())
+    await asyncio.wait([reading, asyncio.create_task(done.wait())], return_when=asyncio.FIRST_COMPLETED)
+    return clock
 
 
-def _asyncnsq_tasks(
-    host: str,
-    port: int,
-    topic: str,
-    count: int,
-    in_flight: int,
-    work: Callable[[bytes], typing.Coroutine[object, object, None]],
-) -> Clock:
-    """Handle each message in a task of its own."""
-    import asyncnsq
-
-    async def run() -> Clock:
-        clock, done, tasks = Clock(count), asyncio.Event(), set()
-
-        async def handle(message: typing.Any) -> None:  # Any: asyncnsq's message
-            await work(message.body)
-            await message.fin()
-            if clock.tick():
-                done.set()
-
-        async def read() -> None:
-            reader = await asyncnsq.create_reader(nsqd_tcp_addresses=[f"{host}:{port}"], max_in_flight=in_flight)
-            await reader.subscribe(topic, "bench")
-            async for message in reader.messages():
-                task = asyncio.create_task(handle(message))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-
-        reading = asyncio.create_task(read())
-        await asyncio.wait([reading, asyncio.create_task(done.wait())], return_when=asyncio.FIRST_COMPLETED)
-        return clock
-
-    return asyncio.run(run())
-
-
-def ansq_consume(host: str, port: int, topic: str, count: int, in_flight: int) -> Clock:
+async def ansq_consume(job: Job) -> Clock:
     """Consume with the only RDY count that ansq has, 1."""
-    if in_flight > 1:
+    if job.setting > 1:
         sys.exit(NOT_INSTALLED)
     import ansq
 
-    async def run() -> Clock:
-        clock = Clock(count)
-        reader = await ansq.create_reader(
-            topic=topic,
-            channel="bench",
-            nsqd_tcp_addresses=[f"{host}:{port}"],
-            connection_options=ansq.ConnectionOptions(),
-        )
-        async for message in reader.messages():
-            await message.fin()
-            if clock.tick():
-                break
-        return clock
-
-    return asyncio.run(run())
+    options = {"nsqd_tcp_addresses": [job.address], "connection_options": ansq.ConnectionOptions()}
+    return await _finished(job, await ansq.create_reader(topic=job.topic, channel="bench", **options))
 
 
 # For each workload, by the name of a client: the module that it needs, and what runs it.
-WORKLOADS: dict[str, dict[str, tuple[str, Workload]]] = {
+WORKLOADS: dict[str, dict[str, tuple[str, Callable[[Job], typing.Any]]]] = {  # Any: a clock, or a coroutine of one
     "consume": {
         "raw": ("socket", raw_consume),
         "gnsq": ("gnsq", gnsq_consume),
@@ -410,43 +345,35 @@ WORKLOADS: dict[str, dict[str, tuple[str, Workload]]] = {
         "pynsq": ("nsq", pynsq_consume),
         "ansq": ("ansq", ansq_consume),
     },
-    "yield": {
-        "gnsq": ("gnsq", gnsq_yield),
-        "asyncnsq": ("asyncnsq", asyncnsq_yield),
-    },
+    "yield": {"gnsq": ("gnsq", gnsq_consume), "asyncnsq": ("asyncnsq", asyncnsq_tasks)},
     "echo": {
         "greenlets": ("gevent", greenlets_echo),
-        "gnsq": ("gnsq", gnsq_echo),
-        "asyncnsq": ("asyncnsq", asyncnsq_echo),
+        "gnsq": ("gnsq", gnsq_consume),
+        "asyncnsq": ("asyncnsq", asyncnsq_tasks),
     },
-    "delivery": {
-        "raw": ("socket", raw_delivery),
-        "gnsq": ("gnsq", gnsq_delivery),
-    },
+    "delivery": {"raw": ("socket", raw_consume), "gnsq": ("gnsq", gnsq_consume)},
     "publish": {
         "raw": ("socket", raw_publish),
         "gnsq": ("gnsq", gnsq_publish),
-        "gnsq batches": ("gnsq", gnsq_batches),
+        "gnsq batches": ("gnsq", gnsq_publish),
         "gnsq async": ("gnsq", gnsq_async_batches),
     },
-    "latency": {
-        "raw": ("socket", raw_latency),
-        "gnsq": ("gnsq", gnsq_latency),
-    },
+    "latency": {"raw": ("socket", raw_publish), "gnsq": ("gnsq", gnsq_publish)},
 }
 # Clients that are measured only with this interpreter.
 OWN = ("raw", "greenlets", "gnsq batches", "gnsq async")
 
 
 def main() -> int:
-    client, workload, address, topic, count, setting = sys.argv[1:]
-    module, run = WORKLOADS[workload][client]
+    *words, count, setting = sys.argv[1:]
+    job = Job(*words, int(count), int(setting))
+    module, run = WORKLOADS[job.workload][job.client]
     try:
         importlib.import_module(module)
     except ImportError:
         return NOT_INSTALLED
-    host, port = address.rsplit(":", 1)
-    print(run(host, int(port), topic, int(count), int(setting)).json(), flush=True)
+    clock = run(job)
+    print((clock if isinstance(clock, Clock) else asyncio.run(clock)).json(), flush=True)
     return 0
 
 

@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 
 from integration.bench.clients import NOT_INSTALLED, OWN, WORKLOADS
 from integration.bench.figures import CPU, PERCENTILES, RATE, Figure, Results
-from integration.bench.servers import BODY, Nsqd, echo, steadily
+from integration.bench.servers import BODY, Nsqd, echo
 
 LIMIT = 120.0
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
@@ -86,11 +87,6 @@ def measure(command: list[str], *arguments: object, **environment: str) -> dict[
     return None
 
 
-def pythons() -> list[str]:
-    """Return this interpreter and those of the variable BENCH_PYTHONS."""
-    return [sys.executable, *filter(None, os.environ.get("BENCH_PYTHONS", "").split(":"))]
-
-
 def label(python: str, client: str) -> str | None:
     """Return a client's name with its version; None if it is not installed."""
     if client in OWN:
@@ -103,19 +99,18 @@ def label(python: str, client: str) -> str | None:
 def clients(workload: str) -> dict[str, list[str]]:
     """Return the command of each client, by its name."""
     found = {}
-    for python in pythons():
+    for python in (sys.executable, *_words("BENCH_PYTHONS")):
         for client in WORKLOADS[workload]:
             name = label(python, client)
             if name and name not in found and (client not in OWN or python == sys.executable):
                 # -E: PYTHONPATH would give this tree's gnsq to another release's interpreter.
                 found[name] = [python, "-E", str(CLIENTS), client]
-    return found | programs()
+    programs = [each.partition("=") for each in _words("BENCH_PROGRAMS")]
+    return found | {name: [path] for name, _, path in programs}
 
 
-def programs() -> dict[str, list[str]]:
-    """Return the commands of the variable BENCH_PROGRAMS, by their names."""
-    given = [each.partition("=") for each in filter(None, os.environ.get("BENCH_PROGRAMS", "").split(":"))]
-    return {name: [path] for name, _, path in given}
+def _words(variable: str) -> list[str]:
+    return list(filter(None, os.environ.get(variable, "").split(":")))
 
 
 def compare(results: Results, nsqd: Nsqd, part: str, tasks: list[Task]) -> None:
@@ -123,22 +118,17 @@ def compare(results: Results, nsqd: Nsqd, part: str, tasks: list[Task]) -> None:
     with echo() as address:
         for task in tasks:
             print(f"{part}, {task.name}", flush=True)
-            _rounds(results, nsqd, part, task, clients(task.workload), address)
-
-
-def _rounds(
-    results: Results, nsqd: Nsqd, part: str, task: Task, found: dict[str, list[str]], echo_address: str
-) -> None:
-    counts = dict.fromkeys(found, max(task.count // 10, task.setting))
-    for turn in range(ROUNDS + 1):
-        for name in list(counts):
-            said = once(nsqd, task, found[name], counts[name], echo_address)
-            if said is None:
-                del counts[name]
-            elif not turn:
-                counts[name] = min(task.count, max(LEAST, task.setting, int(said["rate"] * SECONDS)))
-            else:
-                note(results, part, task, name, said)
+            found = clients(task.workload)
+            counts = dict.fromkeys(found, max(task.count // 10, task.setting))
+            for turn in range(ROUNDS + 1):
+                for name in list(counts):
+                    said = once(nsqd, task, found[name], counts[name], address)
+                    if said is None:
+                        del counts[name]
+                    elif not turn:
+                        counts[name] = min(task.count, max(LEAST, task.setting, int(said["rate"] * SECONDS)))
+                    else:
+                        note(results, part, task, name, said)
 
 
 def once(
@@ -177,24 +167,30 @@ def note(results: Results, part: str, task: Task, client: str, said: dict[str, A
 
 @contextlib.contextmanager
 def publishing_with_time(tcp: str, topic: str, rate: int) -> Iterator[None]:
-    """Publish steadily until the end; each body begins with its time in nanoseconds."""
+    """Publish on a thread every millisecond until the end; each body begins with its time in nanoseconds."""
     host, port = tcp.rsplit(":", 1)
+    ended = threading.Event()
+
+    def publish() -> None:
+        started, sent = time.monotonic(), 0
+        while not ended.wait(0.001):
+            due = int((time.monotonic() - started) * rate) - sent
+            for _ in range(due):
+                body = struct.pack(">q", time.time_ns()).ljust(len(BODY), b"x")
+                sock.sendall(b"PUB %s\n" % topic.encode() + struct.pack(">i", len(body)) + body)
+            sent += due
+            # Each response is OK: nothing is read from them but that they are there.
+            left = 10 * due
+            while left > 0:
+                left -= len(sock.recv(left))
+
     with socket.create_connection((host, int(port))) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.sendall(b"  V2")
-        with steadily(_publisher(sock, topic), rate):
+        thread = threading.Thread(target=publish, daemon=True)
+        thread.start()
+        try:
             yield
-
-
-def _publisher(sock: socket.socket, topic: str) -> Callable[[int], None]:
-
-    def send(count: int) -> None:
-        for _ in range(count):
-            body = struct.pack(">q", time.time_ns()).ljust(200, b"x")
-            sock.sendall(b"PUB %s\n" % topic.encode() + struct.pack(">i", len(body)) + body)
-        # Each response is OK: nothing is read from them but that they are there.
-        left = 10 * count
-        while left > 0:
-            left -= len(sock.recv(left))
-
-    return send
+        finally:
+            ended.set()
+            thread.join()

@@ -19,6 +19,7 @@ from integration.bench import compare
 from integration.bench.compare import Task
 from integration.bench.figures import CPU, RATE, Figure, Results
 from integration.bench.servers import Nsqd
+from tests.kit import allow_open_files
 
 CONNECTIONS = (1, 10, 100, 300, 1000)
 # Messages in flight for all connections: enough for each, and too few for many.
@@ -33,7 +34,7 @@ MESSAGES = 300_000
 
 def measure(results: Results, nsqd: Nsqd) -> None:
     """Measure all curves."""
-    _allow_files(2 * max(CONNECTIONS) + 200)
+    allow_open_files(2 * max(CONNECTIONS) + 200)
     for name, function in (
         ("connections", measure_connections),
         ("publishing greenlets", measure_greenlets),
@@ -71,9 +72,8 @@ def measure_greenlets(results: Results, nsqd: Nsqd) -> None:
     """Publish from many greenlets, each of which waits for its own OK."""
     setting = "publishing greenlets"
     for count in GREENLETS:
-        _measure_own(
-            results, nsqd, setting, Task("publish", count, max(20_000, min(count * 1_000, 100_000)), "", count)
-        )
+        messages = max(20_000, min(count * 1_000, 100_000))
+        _measure_own(results, nsqd, setting, Task("publish", count, messages, "", count))
 
 
 def measure_bodies(results: Results, nsqd: Nsqd) -> None:
@@ -170,8 +170,3 @@ def cpu(pid: int) -> float:
 def memory(pid: int) -> float:
     """Return a process's resident memory in KiB."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 1024
-
-
-def _allow_files(wanted: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(wanted, hard)), hard))

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass, field
 
 # Quantities, in the order of their columns. A rate is shown with its ratios, the others as they are.
-RATE, CPU, SERVER_CPU, MEMORY = "rate", "CPU", "CPU of the server", "memory"
+RATE, CPU = "rate", "CPU"
 PERCENTILES = ("50", "90", "99", "99.9")
 # Clients that all others are compared with.
 BASELINES = ("raw", "go-nsq")

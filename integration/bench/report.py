@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import textwrap
-from collections.abc import Callable
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,27 +17,15 @@ from integration.bench.figures import BASELINES, CPU, PERCENTILES, RATE, Figure,
 PACKAGES = ("gnsq", "gevent", "greenlet", "python-snappy", "requests", "pyspark", "pyarrow")
 
 
-def machine(server: str, seconds: float) -> dict[str, Any]:
-    """Return what the figures depend on."""
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "commit": _commit(),
-        "server": server,
-        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "versions": {name: version for name in PACKAGES if (version := _version(name))},
-        "load": [round(each, 2) for each in os.getloadavg()],
-        "seconds": round(seconds),
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def machine(server: str) -> str:
+    """Return what the figures depend on, as a line."""
+    installed = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
+    versions = ", ".join(f"{name} {installed[name]}" for name in PACKAGES if name in installed)
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d}, commit {_commit()}; server: {server}; {os.cpu_count()} cores, {_processor()}, "
+        f"{platform.system()} {platform.release()}, {platform.machine()}; "
+        f"{platform.python_implementation()} {platform.python_version()}; {versions}."
+    )
 
 
 def _commit() -> str:
@@ -57,7 +45,7 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def write(results: Results, machine: dict[str, Any], folder: Path) -> str:
+def write(results: Results, machine: str, folder: Path) -> str:
     """Write all files. Returns a sentence that says where."""
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.png"):
@@ -75,16 +63,9 @@ def write(results: Results, machine: dict[str, Any], folder: Path) -> str:
 # --- tables
 
 
-def markdown(results: Results, machine: dict[str, Any]) -> str:
+def markdown(results: Results, machine: str) -> str:
     """Return a heading for each part, and a table for each setting; medians with the smallest and the largest value."""
-    known = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    lines = [
-        f"{machine['date']}, commit {machine['commit']}; server: {machine['server']}; {machine['cores']} cores,"
-        f" {machine['processor']}, {machine['system']}; {machine['python']}; {known}.",
-        "",
-        "Median (smallest to largest) of all rounds. A ratio is that of the medians.",
-        "",
-    ]
+    lines = [machine, "", "Median (smallest to largest) of all rounds. A ratio is that of the medians.", ""]
     for part in results.parts():
         lines += [f"## {part}", ""]
         for setting in results.settings(part):
@@ -129,106 +110,83 @@ def _title(quantity: str, unit: str) -> str:
 
 # --- plots
 
-Lines = dict[str, list[tuple[float, Figure]]]
-
 
 def plots(results: Results, folder: Path) -> list[str]:
     """Draw what was measured. Returns the names of the files."""
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "svg.hashsalt": "gnsq"})
-    drawn = [
-        _plot_clients(results, folder, "consume", "messages in flight"),
-        _plot_clients(results, folder, "publish", "publishes that wait"),
-        _plot_latency(results, folder),
-        _plot_curves(results, folder),
-    ]
-    return [name for name in drawn if name]
+    import matplotlib.pyplot as plt
+
+    matplotlib.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3})
+    drawers = {"consume": _plot_clients, "publish": _plot_clients, "latency": _plot_latency, "curves": _plot_curves}
+    names = []
+    for part in [each for each in drawers if each in results.parts()]:
+        figure = drawers[part](results, part)
+        figure.savefig(folder / f"{part}.png", dpi=110, metadata={"Software": None})
+        plt.close(figure)
+        names.append(f"{part}.png")
+    return names
 
 
-def _lines(results: Results, chosen: Callable[[Figure], bool]) -> Lines:
-    found: Lines = {}
-    for figure in results.figures:
-        if figure.x is not None and chosen(figure):
-            found.setdefault(figure.client, []).append((figure.x, figure))
+def _panels(rows: int, columns: int, width: float, height: float) -> tuple[Any, Any]:
+    import matplotlib.pyplot as plt
+
+    size = (width * columns, height * rows)
+    return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+
+
+def _by_client(figures: Iterable[Figure]) -> dict[str, list[Figure]]:
+    found: dict[str, list[Figure]] = {}
+    for figure in figures:
+        found.setdefault(figure.client, []).append(figure)
     return found
 
 
-def _draw(axes: Any, lines: Lines, title: str, x: str, y: str) -> None:
-    for client, points in lines.items():
-        points.sort(key=lambda point: point[0])
-        places, medians = [place for place, _ in points], [figure.median for _, figure in points]
-        below = [figure.median - min(figure.values) for _, figure in points]
-        above = [max(figure.values) - figure.median for _, figure in points]
-        axes.errorbar(places, medians, [below, above], label=client, marker="o", markersize=4, capsize=2)
+def _draw(axes: Any, lines: dict[str, list[Figure]], title: str, x: str, y: str) -> None:
+    for label, figures in lines.items():
+        own = sorted(figures, key=lambda figure: figure.x or 0.0)
+        places, medians = [each.x for each in own], [each.median for each in own]
+        below = [each.median - min(each.values) for each in own]
+        above = [max(each.values) - each.median for each in own]
+        axes.errorbar(places, medians, [below, above], label=label, marker="o", markersize=4, capsize=2)
     axes.set(title=title, xlabel=x, ylabel=y, xscale="log", yscale="log")
     if len(lines) > 1:
         axes.legend()
 
 
-def _plot_clients(results: Results, folder: Path, part: str, x: str) -> str | None:
+def _plot_clients(results: Results, part: str) -> Any:
     """Draw rate and CPU time of all clients against the setting."""
-    import matplotlib.pyplot as plt
-
-    if part not in results.parts():
-        return None
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
-    for axes, quantity, y in ((left, RATE, "messages/s"), (right, CPU, "CPU time, us a message")):
-        chosen = _lines(results, lambda each, quantity=quantity: (each.part, each.quantity) == (part, quantity))
-        _draw(axes, chosen, f"{part}: {y}", x, y)
-    return _save(figure, folder, f"{part}.png")
+    x = {"consume": "messages in flight", "publish": "publishes that wait"}[part]
+    figure, panels = _panels(1, 2, 5, 4.2)
+    for axes, quantity, y in zip(panels[0], (RATE, CPU), ("messages/s", "CPU time, us a message"), strict=True):
+        chosen = [each for each in results.figures if (each.part, each.quantity) == (part, quantity)]
+        _draw(axes, _by_client(chosen), f"{part}: {y}", x, y)
+    return figure
 
 
-def _plot_latency(results: Results, folder: Path) -> str | None:
-    import matplotlib.pyplot as plt
-
-    settings = results.settings("latency")
-    if not settings:
-        return None
-    figure, panels = plt.subplots(
-        1, len(settings), figsize=(5 * len(settings), 4.2), layout="constrained", squeeze=False
-    )
-    clients = list(dict.fromkeys(each.client for each in results.figures if each.part == "latency"))
+def _plot_latency(results: Results, part: str) -> Any:
+    settings = results.settings(part)
+    figure, panels = _panels(1, len(settings), 5, 4.2)
+    clients = list(dict.fromkeys(each.client for each in results.figures if each.part == part))
     for axes, setting in zip(panels[0], settings, strict=True):
-        figures = [each for each in results.of("latency", setting) if each.quantity in PERCENTILES]
-        for client in dict.fromkeys(each.client for each in figures):
-            own = [each for each in figures if each.client == client]
+        figures = [each for each in results.of(part, setting) if each.quantity in PERCENTILES]
+        for client, own in _by_client(figures).items():
             color = f"C{clients.index(client)}"  # the same in all panels
             places, medians = [f"{each.quantity} %" for each in own], [each.median for each in own]
             axes.plot(places, medians, color, label=client, marker="o")
         axes.set(title=textwrap.fill(setting, 50), xlabel="percentile", ylabel="us", yscale="log")
         axes.legend()
-    return _save(figure, folder, "latency.png")
+    return figure
 
 
-def _plot_curves(results: Results, folder: Path) -> str | None:
-    import matplotlib.pyplot as plt
-
-    settings = results.settings("curves")
-    if not settings:
-        return None
-    figure, panels = plt.subplots(
-        (len(settings) + 1) // 2, 2, figsize=(10, 3.4 * ((len(settings) + 1) // 2)), layout="constrained", squeeze=False
-    )
+def _plot_curves(results: Results, part: str) -> Any:
+    settings = results.settings(part)
+    figure, panels = _panels((len(settings) + 1) // 2, 2, 5, 3.4)
     for axes, setting in zip(panels.flat, settings, strict=False):
-        costs = [each for each in results.of("curves", setting) if each.quantity == CPU]
-        _draw(
-            axes,
-            {"": [(each.x or 0.0, each) for each in costs]},
-            setting,
-            setting.split(",")[0],
-            "CPU time, us a message",
-        )
+        costs = [each for each in results.of(part, setting) if each.quantity == CPU]
+        _draw(axes, {"": costs}, setting, setting.split(",")[0], "CPU time, us a message")
         axes.set_ylim(bottom=min(each.median for each in costs) / 3, top=max(each.median for each in costs) * 3)
     for axes in panels.flat[len(settings) :]:
         axes.set_visible(False)
-    return _save(figure, folder, "curves.png")
-
-
-def _save(figure: Any, folder: Path, name: str) -> str:
-    import matplotlib.pyplot as plt
-
-    figure.savefig(folder / name, dpi=110, metadata={"Software": None})
-    plt.close(figure)
-    return name
+    return figure

@@ -6,32 +6,28 @@ import contextlib
 import shutil
 import subprocess
 import sys
-import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from fakensqd.certificates import CertificateFiles
-from fakensqd.real import RealLookupd, RealNsqd
+from fakensqd.real import RealNsqd
 from gnsq import NsqdHTTPClient, Producer
-from integration.servers import running
+from tests.kit import wait_until
 
 FLAGS = ("--mem-queue-size=2000000", "--max-msg-size=4194304", "--max-body-size=16777216")
 BODY = b"x" * 200
 CHANNEL = "bench"
-_LIMIT = 60.0
 
 
 @dataclass(frozen=True)
 class Nsqd:
-    """A running nsqd: its name for people, addresses and process."""
+    """A running nsqd: its name for people, and addresses."""
 
     name: str
     tcp: str
     http: str
-    pid: int
 
     @property
     def client(self) -> NsqdHTTPClient:
@@ -61,19 +57,10 @@ class Nsqd:
         return channel
 
     def wait_for_clients(self, topic: str, count: int) -> None:
-        until(lambda: self.channel(topic)["client_count"] >= count)
+        wait_until(lambda: self.channel(topic)["client_count"] >= count, pause=0.01)
 
     def wait_until_empty(self, topic: str) -> None:
-        until(lambda: not any(self.channel(topic)[name] for name in ("depth", "in_flight_count")))
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait until a condition is true."""
-    deadline = time.monotonic() + _LIMIT
-    while not condition():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"not so within {_LIMIT:.0f} s")
-        time.sleep(0.01)
+        wait_until(lambda: not any(self.channel(topic)[name] for name in ("depth", "in_flight_count")), pause=0.01)
 
 
 @contextlib.contextmanager
@@ -81,27 +68,15 @@ def nsqd(certificate: CertificateFiles) -> Iterator[Nsqd]:
     """Start a real nsqd with TLS if there is one, else the emulator."""
     tls = [f"--tls-cert={certificate.certificate}", f"--tls-key={certificate.key}"]
     path = shutil.which("nsqd")
+    name, program = "fakensqd", (sys.executable, "-m", "fakensqd", "nsqd")
     if path is None:
         print("server: fakensqd, since no nsqd was found; put a real one on PATH for figures that mean something")
-        with emulator(*tls) as found:
-            yield found
-        return
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout.split()
-    name = f"nsqd {said[1].lstrip('v')}"
-    print(f"server: real {name}, {path}")
-    with running("nsqd", *FLAGS, *tls) as daemon:
-        yield _known(name, daemon)
-
-
-@contextlib.contextmanager
-def emulator(*flags: str) -> Iterator[Nsqd]:
-    """Start the emulator by its command line."""
-    with running("nsqd", *FLAGS, *flags, words=(sys.executable, "-m", "fakensqd", "nsqd")) as daemon:
-        yield _known("fakensqd", daemon)
-
-
-def _known(name: str, daemon: RealNsqd | RealLookupd) -> Nsqd:
-    return Nsqd(name, daemon.tcp_address, daemon.http_address, daemon.pid)
+    else:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout.split()
+        name, program = f"nsqd {said[1].lstrip('v')}", (path,)
+        print(f"server: real {name}, {path}")
+    with RealNsqd(program=program, flags=[*FLAGS, *tls]) as daemon:
+        yield Nsqd(name, daemon.tcp_address, daemon.http_address)
 
 
 @contextlib.contextmanager
@@ -133,25 +108,3 @@ async def serve():
 
 asyncio.run(serve())
 """
-
-
-@contextlib.contextmanager
-def steadily(send: Callable[[int], None], rate: int) -> Iterator[None]:
-    """Call a function on a thread every millisecond, with the number of messages that are due, until the end."""
-    ended = threading.Event()
-
-    def run() -> None:
-        started, sent = time.monotonic(), 0
-        while not ended.wait(0.001):
-            due = int((time.monotonic() - started) * rate) - sent
-            if due:
-                send(due)
-                sent += due
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()

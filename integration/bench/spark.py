@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,13 +36,14 @@ from gnsq.spark.datasource import COLUMNS
 from gnsq.spark.pipeline.spark_session import open_session
 from gnsq.spark.spool.segments import SCHEMA
 from gnsq.spark.spool.spool import Spool
+from integration.bench.curves import memory
 from integration.bench.figures import RATE, Figure, Results
-from integration.bench.servers import Nsqd
+from integration.bench.servers import BODY, Nsqd
+from tests.spark.helpers import wait_for
 
 COUNT = int(os.environ.get("BENCH_SPARK_COUNT", "1000000"))
 ROUNDS = int(os.environ.get("BENCH_SPARK_ROUNDS", "3"))
 WARM_UP = 20_000
-BODY = b"x" * 200
 NOW = datetime.now(UTC)
 ROW = {
     "body": BODY,
@@ -129,16 +130,6 @@ class Bench:
         return self.folder / uuid.uuid4().hex
 
 
-def until(condition: Callable[[], Any]) -> Any:
-    """Wait for a condition."""
-    deadline = time.monotonic() + LIMIT
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"not so within {LIMIT} s")
-        time.sleep(0.01)
-    return found
-
-
 # --- throughput
 
 
@@ -185,7 +176,7 @@ def measure_micro_batch(bench: Bench) -> None:
             with Producer(bench.nsqd.tcp, threaded=True) as producer:
                 for number in range(1, MICRO_BATCHES + 1):
                     producer.publish(topic, BODY)
-                    until(lambda query=query, number=number: len(_of_rows(query)) >= number)
+                    wait_for(lambda query=query, number=number: len(_of_rows(query)) >= number, LIMIT)
             query.stop()
         # The first batch is slow.
         times = [progress["durationMs"]["triggerExecution"] for progress in _of_rows(query)[1:]]
@@ -206,25 +197,20 @@ def measure_memory(bench: Bench) -> None:
         command += ["--spool", str(bench.new_folder()), "--nsqd-tcp-address", bench.nsqd.tcp]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         started = time.perf_counter()
-        samples = []
+        mib = []
         try:
             for tenth in range(1, 11):
-                until(lambda tenth=tenth: bench.waiting(topic) <= COUNT - COUNT * tenth // 10)
-                samples.append(_resident(process.pid))
+                wait_for(lambda tenth=tenth: bench.waiting(topic) <= COUNT - COUNT * tenth // 10, LIMIT)
+                mib.append(memory(process.pid) / 1024)
             seconds = time.perf_counter() - started
         finally:
             process.send_signal(signal.SIGTERM)
             _, said = process.communicate(timeout=30)
         assert f" {COUNT} rows" in said, said
-    mib = [sample / 2**20 for sample in samples]
     setting = "a receiver that is a process of its own"
     bench.add(setting, "NSQ", RATE, "rows/s", COUNT / seconds)
     bench.add(setting, "NSQ", "memory after 20 %", "MiB", mib[1])
     bench.add(setting, "NSQ", "memory after 100 %", "MiB", mib[9])
-
-
-def _resident(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 # --- all measurements
@@ -233,20 +219,17 @@ def _resident(pid: int) -> int:
 def measure(results: Results, nsqd: Nsqd) -> None:
     """Measure everything."""
     print(f"spark, local[2], {COUNT:,} messages", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         try:
-            _measure(results, nsqd, Path(folder))
+            with open_session("bench", settings={"spark.master": "local[2]"}, log=folder / "spark.log") as spark:
+                register(spark)
+                spark.dataSource.register(Synthetic)
+                bench = Bench(spark, nsqd, folder, results)
+                measure_throughput(bench)
+                measure_micro_batch(bench)
+                measure_memory(bench)
         finally:
             # The processes of sources that were stopped still write there.
-            for owner in Path(folder).rglob("owner.json"):
+            for owner in folder.rglob("owner.json"):
                 Spool(str(owner.parent)).wait_for_end()
-
-
-def _measure(results: Results, nsqd: Nsqd, folder: Path) -> None:
-    with open_session("bench", settings={"spark.master": "local[2]"}, log=folder / "spark.log") as spark:
-        register(spark)
-        spark.dataSource.register(Synthetic)
-        bench = Bench(spark, nsqd, folder, results)
-        measure_throughput(bench)
-        measure_micro_batch(bench)
-        measure_memory(bench)
