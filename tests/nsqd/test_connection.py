@@ -163,6 +163,7 @@ def test_frames_before_a_malformed_one_count(connection, transport):
     assert reply.get(timeout=LIMIT) == b"OK"
     assert connection.wait_closed(LIMIT)
     assert isinstance(connection.error, NSQFrameError)
+    assert connection.error.address == "nsqd:4150"
 
 
 @pytest.mark.parametrize(
