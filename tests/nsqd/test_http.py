@@ -115,6 +115,7 @@ REFUSALS = [
     (lambda c: c.multipublish("t", 5), TypeError, "must be an iterable of bytes, not int"),
     (lambda c: c.multipublish("t", []), ValueError, "0 messages"),
     (lambda c: c.multipublish("t", ["a\nb"]), NewlineInMessage, "message 0 contains a newline"),
+    (lambda c: c.create_channel("t", "c!"), ValueError, "channel name 'c!'"),
     (lambda c: c.config("../x"), ValueError, "name of an option"),
     (lambda c: c.set_config("log_level", ""), ValueError, "value is empty"),
     (lambda c: c.set_config("log_level", object()), TypeError, "not JSON serializable"),
