@@ -293,14 +293,13 @@ WRONG = [
 TEST_OF_A_USER = """
 from typing import assert_type
 
-from fakensqd import FakeAuthServer, FakeCluster, FakeLookupd, FakeNsqd, Grant, Relay, Transcript, on
+from fakensqd import FakeAuthServer, FakeCluster, FakeNsqd, Grant, Relay, Transcript, on
 from fakensqd.faults import disconnect, error
 from fakensqd.server import ServerThread
 
 
 def test_fixture(fakensqd: FakeNsqd) -> None:
     assert_type(fakensqd.messages("orders"), list[bytes])
-    assert_type(fakensqd.depth("orders") + fakensqd.in_flight("orders", "billing"), int)
     assert_type(fakensqd.wait_until(lambda nsqd: nsqd.depth("orders"), 3, timeout=1.0), int)
     assert_type(fakensqd.transcript, Transcript)
     fakensqd.publish("orders", b"42", b"43", delay=1.5)
@@ -310,16 +309,10 @@ def test_fixture(fakensqd: FakeNsqd) -> None:
         assert_type(added.fired, int)
 
 
-def test_cluster(fakecluster: FakeCluster) -> None:
-    fakecluster.publish("orders", b"42")
-    assert_type(fakecluster.nsqds[0].messages("orders"), list[bytes])
-
-
 def test_threads() -> None:
     with FakeAuthServer({"secret": [Grant()]}).in_thread() as auth, Relay(auth.http_address).in_thread() as relay:
         assert_type(relay.address, str)
-    with FakeLookupd().in_thread() as lookupd, FakeCluster(nsqds=1, msg_timeout=1.0).in_thread() as cluster:
-        assert_type(lookupd, FakeLookupd)
+    with FakeCluster(nsqds=1, msg_timeout=1.0).in_thread() as cluster:
         assert_type(cluster, FakeCluster)
     thread = ServerThread(FakeNsqd())
     with thread as running:
@@ -385,16 +378,9 @@ def test_types_refuse_the_wrong_uses_and_take_the_right_ones(mypy):
 
 @pytest.mark.slow
 @pytest.mark.timeout(660)
-def test_examples_of_the_pages_pass_mypy_strict(mypy):
+def test_wrong_uses_in_a_test_of_a_user_are_errors_and_the_examples_of_the_pages_are_not(mypy):
     _, _, said = mypy
-
     assert [line for line in said.splitlines() if line.startswith("page_")] == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(660)
-def test_wrong_uses_in_a_test_of_a_user_are_errors_and_the_right_ones_are_not(mypy):
-    _, _, said = mypy
     found = re.findall(r"^test_orders\.py:(\d+): error: .*\[([\w-]+)\]$", said, re.MULTILINE)
     first = len(TEST_OF_A_USER.splitlines()) + 2
 
