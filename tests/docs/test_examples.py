@@ -70,9 +70,6 @@ def test_signals_example_connects_receivers(fakensqd, capsys):
     assert capsys.readouterr().out == "start 1 1.0\nfailed: no\n"
 
 
-# --- fakensqd
-
-
 @pytest.mark.parametrize("server", [FakeNsqd, FakeCluster])
 def test_methods_of_the_table_for_tests_take_its_arguments(server):
     rows = table("reference/api/fakensqd.md", "Fixtures", "method")

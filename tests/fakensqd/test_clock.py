@@ -47,8 +47,8 @@ def test_advance_refuses_negative_seconds():
         ManualClock().advance(-1)
 
 
-def test_run_with_timeout_interrupts_the_function_after_the_time():
-    clock, ends = ManualClock(), []
+def waiting_with_timeout(clock, ends):
+    """Start a function that waits for ever and notes its end, with a timeout of 5 s; returns the greenlet."""
 
     def wait():
         try:
@@ -58,7 +58,14 @@ def test_run_with_timeout_interrupts_the_function_after_the_time():
 
     waiting = gevent.spawn(run_with_timeout, clock, 5.0, wait)
     gevent.sleep(0)
-    gevent.sleep(0)
+    clock.sleep(0)  # only yields
+    return waiting
+
+
+def test_run_with_timeout_interrupts_the_function_after_the_time():
+    clock, ends = ManualClock(), []
+    waiting = waiting_with_timeout(clock, ends)
+
     clock.advance(5.0)
 
     with pytest.raises(TimeoutError, match=r"not done within 5\.0 s"):
@@ -69,16 +76,7 @@ def test_run_with_timeout_interrupts_the_function_after_the_time():
 def test_run_with_timeout_ends_the_function_with_its_caller():
     ends = []
 
-    def wait():
-        try:
-            Event().wait()
-        finally:
-            ends.append("ended")
-
-    waiting = gevent.spawn(run_with_timeout, ManualClock(), 5.0, wait)
-    gevent.sleep(0)
-    gevent.sleep(0)
-    waiting.kill()
+    waiting_with_timeout(ManualClock(), ends).kill()
 
     assert ends == ["ended"]
 

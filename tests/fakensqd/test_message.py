@@ -23,7 +23,3 @@ def test_ids_rise_and_never_repeat_in_a_tick_beyond_it_and_when_the_clock_goes_b
     assert ids == sorted(set(ids))
     assert len(ids) == 10_013
     assert {int(message_id, 16) >> 12 & 1023 for message_id in ids} == {7}
-
-
-def test_two_topics_make_the_same_id_at_the_same_time():
-    assert MessageIdGenerator(1).next(1, NOW) == MessageIdGenerator(1).next(1, NOW)

@@ -115,6 +115,13 @@ def test_share_of_the_bytes_is_corrupted():
 
 WRONG = [
     pytest.param(lambda: latency(-1), "seconds -1 must be 0 or more", id="latency"),
+    pytest.param(lambda: latency(1, jitter=-1), "jitter -1 must be 0 or more", id="jitter"),
+    pytest.param(lambda: bandwidth(0), "bytes_per_second 0 must be 1 or more", id="bandwidth"),
+    pytest.param(lambda: slice_bytes(delay=-1), "delay -1 must be 0 or more", id="delay"),
+    pytest.param(lambda: stall(after=-1), "after -1 must be 0 or more", id="stall"),
+    pytest.param(lambda: limit_bytes(-1), "count -1 must be 0 or more", id="limit"),
+    pytest.param(lambda: reset(after=-1), "after -1 must be 0 or more", id="reset"),
+    pytest.param(lambda: corrupt_bytes(at=(-1,)), "at -1 must be 0 or more", id="place"),
     pytest.param(lambda: slice_bytes(0), "size 0 must be 1 or more", id="slices"),
     pytest.param(lambda: slice_bytes(2, variation=2), "variation 2 must be within 0 to 1", id="variation"),
     pytest.param(lambda: corrupt_bytes(1.1), "share 1.1 must be within 0 to 1", id="share"),

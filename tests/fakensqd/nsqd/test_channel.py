@@ -193,6 +193,18 @@ def test_requeued_message_goes_to_a_waiting_subscriber(channel, reader):
     assert ids(channel.deliver(other, 1, 1.0, 60.0)) == [1]
 
 
+def test_subscribers_share_the_queue_of_an_unpaused_channel(channel):
+    readers = [Reader(), Reader()]
+    for subscriber in readers:
+        channel.add(subscriber)
+    channel.set_paused(True)
+    put(channel, 1, 2, 3, 4)
+
+    channel.set_paused(False)
+
+    assert [len(channel.deliver(subscriber, 100, 0.0, 60.0)) for subscriber in readers] == [2, 2]
+
+
 def test_subscriber_that_leaves_frees_its_share(channel):
     reader, other = Reader(), Reader()
     for subscriber in (reader, other):
