@@ -60,17 +60,6 @@ def test_topic_that_a_killed_process_has_paused_is_unpaused(fakensqd, hub, ask, 
     assert {channel["channel_name"] for channel in topic["channels"]} == {"archive", "metrics"}
 
 
-def test_nsqds_with_the_topic_are_found_and_get_the_channel(fakecluster, hub, ask):
-    nsqd, other = fakecluster.nsqds
-    publish(nsqd, "clicks", [b"one"])
-    client = ask((), tuple(fakecluster.lookupd_http_addresses))
-
-    wait_for(lambda: hub.call(client.create) or hub.call(client.depth).waiting == 1)
-
-    assert channel_stats(nsqd, "clicks", "archive")["depth"] == 1
-    assert channel_stats(other, "clicks", "archive") is None
-
-
 def test_depth_of_an_unknown_topic_is_an_error(fakelookupd, hub, ask):
     client = ask((), (fakelookupd.http_address,))
 
@@ -130,13 +119,6 @@ def test_topics_of_a_pattern_are_found(fakecluster, hub, ask):
     assert channel_stats(second, "click-b", "archive")["depth"] == 1
     assert channel_stats(first, "click-b", "archive") is None
     assert channel_stats(second, "other", "archive") is None
-
-
-def test_lookupd_that_is_down_is_an_error_when_it_is_the_only_one(fakelookupd, fakensqd, hub, ask):
-    with pytest.raises(NSQHttpError):
-        hub.call(ask((), ("127.0.0.1:1",)).depth)
-    both = ("127.0.0.1:1", fakelookupd.http_address)
-    assert hub.call(ask((fakensqd.http_address,), both).depth) == Depth(0, 0, 0)
 
 
 def test_nsqd_that_no_nsqlookupd_names_any_more_is_no_failure(fakecluster, hub, ask):

@@ -44,9 +44,6 @@ DRAINS = [
     ),
     pytest.param([EMPTY], {}, at((0.2, 0, EMPTY)), Outcome.DRAINED, "", id="never had any"),
     pytest.param(
-        KNOWN, {}, at((1, 4, EMPTY), (1.2, 4, EMPTY)), Outcome.DRAINED, "empty", id="empty has to be seen twice"
-    ),
-    pytest.param(
         KNOWN,
         {},
         # The message of 1.2 s was in the spool before, though not yet when that was looked at.
@@ -55,7 +52,6 @@ DRAINS = [
         "empty",
         id="empty, a message, and empty",
     ),
-    pytest.param(KNOWN, {}, at((1, 4, EMPTY), (1.2, 4, BUSY), (1.4, 4, EMPTY)), None, "", id="empty, busy, and empty"),
     pytest.param(
         KNOWN, {}, at((1, 4, EMPTY), *((1 + second, 4) for second in range(50))), None, "", id="empty, and no answers"
     ),
@@ -91,14 +87,6 @@ DRAINS = [
         Outcome.LEFT,
         "not every nsqd tells",
         id="part of the depth sets the target and proves no emptiness",
-    ),
-    pytest.param(
-        [],
-        {},
-        at(*((second, 20 * second, PART) for second in range(1, 61))),
-        Outcome.LEFT,
-        "",
-        id="constant publishing with a part of the depth",
     ),
     pytest.param(
         KNOWN,
@@ -147,10 +135,6 @@ def test_time_of_the_query_is_not_idle():
     assert drain.update(DepthSample(4), 1061)
 
 
-def test_total_depth_excludes_deferred_messages():
-    assert Depth(waiting=3, in_flight=2, deferred=7).total == 5
-
-
 # --- empty batches
 
 
@@ -164,14 +148,11 @@ def test_total_depth_excludes_deferred_messages():
         pytest.param({"waiting": None, "idle": 4.9}, False, id="depth unknown, for a moment"),
         pytest.param({"waiting": None, "idle": 5}, True, id="depth unknown"),
         pytest.param({"waiting": 0, "idle": 99}, False, id="nothing waits"),
+        pytest.param({"waiting": None, "idle": 99, "read": 0}, False, id="nothing is read"),
     ],
 )
 def test_trigger_is_due_for_facts(facts, due):
-    assert EmptyBatchTrigger().is_due(100, now=0, **{"is_paused": False, **facts}) is due
-
-
-def test_trigger_is_not_due_without_read_segments():
-    assert not EmptyBatchTrigger().is_due(0, None, 99, 0, is_paused=True)
+    assert EmptyBatchTrigger().is_due(**{"read": 100, "now": 0, "is_paused": False, **facts}) is due
 
 
 def test_ineffective_triggers_become_rare():
