@@ -7,7 +7,8 @@ from tests.spark.helpers import FakeMessage
 def collector(*bodies, rows=10, size=1000, age=0.1, in_flight_limit=100):
     filled = SegmentBuffer(rows, size, age)
     filled.begin(100.0, in_flight_limit)
-    filled.add("clicks", [FakeMessage(number, body) for number, body in enumerate(bodies)])
+    for number, body in enumerate(bodies):
+        filled.add(f"topic {number}", [FakeMessage(number, body)])
     return filled
 
 
@@ -53,43 +54,12 @@ def test_take_keeps_to_the_limits(limits, sizes):
 
     taken = []
     while len(filled):
-        taken.append(len(filled.take().messages))
+        taken.append(filled.take())
 
-    assert taken == sizes
-
-
-def test_take_keeps_the_order_and_the_age_of_the_rest():
-    filled = collector(b"1", b"2", b"3", rows=2, age=0.1)
-
-    assert [message.body for message in filled.take().messages] == [b"1", b"2"]
+    assert [len(segment.messages) for segment in taken] == sizes
+    assert [topic for segment in taken for topic in segment.topics] == [f"topic {number}" for number in range(10)]
+    # What is left over has the age of the first one.
     assert filled.seconds_to_flush(100.1) == 0
-    assert [message.body for message in filled.take().messages] == [b"3"]
-
-
-def of_topics(*topics, rows=10):
-    filled = SegmentBuffer(rows, 1000, 0.1)
-    filled.begin(100.0, 100)
-    for number, topic in enumerate(topics):
-        filled.add(topic, [FakeMessage(number)])
-    return filled
-
-
-@pytest.mark.parametrize(
-    ("filled", "taken"),
-    [
-        pytest.param(of_topics("a", "a"), ["aa"], id="one topic"),
-        pytest.param(of_topics("a", "b", "b", "a"), ["abba"], id="two topics"),
-        pytest.param(of_topics("a", "a", "b", rows=2), ["aa", "b"], id="divided between topics"),
-        pytest.param(of_topics("a", "b", "b", "b", rows=2), ["ab", "bb"], id="divided within a topic"),
-        pytest.param(SegmentBuffer(1, 1, 1), [], id="empty"),
-    ],
-)
-def test_messages_are_taken_with_their_topics(filled, taken):
-    found = []
-    while len(filled):
-        found.append("".join(filled.take().topics))
-
-    assert found == taken
 
 
 def test_segment_waits_for_half_of_the_time_that_nsqd_leaves():

@@ -1,9 +1,5 @@
 """Metrics of receivers for Prometheus."""
 
-import requests
-
-from gnsq.contrib.health import Pages, checked, serve
-from gnsq.contrib.prometheus import metrics_page
 from gnsq.spark.receiver.exporter import ReceiverCollector
 from tests.spark.helpers import numbered, publish, wait_for
 
@@ -32,21 +28,6 @@ def test_receiver_shows_its_spool_and_the_consumers_of_all_topics(fakensqd, hub,
     assert [found[f"gnsq_receiver_{name}", "archive"] for name in states] == [0, 0, 0]
 
 
-def test_full_spool_is_shown(fakensqd, hub, receive):
-    publish(fakensqd, "clicks", numbered(10))
-    receiver = receive(max_spool_bytes=1)
-
-    wait_for(lambda: hub.call(samples, ReceiverCollector(receiver))["gnsq_receiver_spool_full", "archive"] == 1)
-
-
-def test_failing_spool_is_shown(fakensqd, hub, receive, disk):
-    disk.fail(".arrow", OSError(28, "No space left on device"))
-    publish(fakensqd, "clicks", numbered(1))
-    receiver = receive()
-
-    wait_for(lambda: hub.call(samples, ReceiverCollector(receiver))["gnsq_receiver_spool_failing", "archive"] == 1)
-
-
 def test_consumers_that_are_gone_keep_their_counters(fakensqd, hub, receive):
     publish(fakensqd, "clicks", numbered(10))
     receiver = receive()
@@ -61,15 +42,3 @@ def test_consumers_that_are_gone_keep_their_counters(fakensqd, hub, receive):
     received = [key for key in before if key[0] == "gnsq_consumer_messages_received_total"]
     assert sum(after[key] for key in received) == sum(before[key] for key in received) == 10
     assert not [key for key in after if key[0] == "gnsq_consumer_connections"]
-
-
-def test_metrics_are_a_page_beside_the_checks(hub, receive):
-    pages = Pages({"/live": lambda: checked("no"), "/metrics": metrics_page(ReceiverCollector(receive()))})
-    server = hub.call(serve, "127.0.0.1", 0, pages)
-
-    url = f"http://127.0.0.1:{server.server_port}"
-    texts = {path: requests.get(f"{url}{path}", timeout=10).text for path in ("/live", "/metrics", "/")}
-    assert texts["/live"] == "no\n"
-    assert 'gnsq_receiver_rows_total{channel="archive"} 0.0\n' in texts["/metrics"]
-    assert texts["/"] == "known are /live, /metrics\n"
-    hub.call(server.stop, 0)

@@ -2,9 +2,11 @@
 
 import pytest
 
+from gnsq.spark.receiver.exporter import ReceiverCollector
 from gnsq.spark.receiver.health import parse_health_address, why_not_live, why_not_ready
 from tests.kit import refused_port
 from tests.spark.helpers import numbered, publish, wait_for
+from tests.spark.receiver.test_exporter import samples
 
 
 def test_receiver_is_ready_while_it_receives(hub, make):
@@ -45,6 +47,7 @@ def test_failing_disk_makes_a_receiver_not_ready_but_leaves_it_live(fakensqd, hu
 
     wait_for(lambda: hub.call(why_not_ready, receiver) == "the spool can't be written, see the log")
     assert hub.call(why_not_live, receiver) == ""
+    assert hub.call(samples, ReceiverCollector(receiver))["gnsq_receiver_spool_failing", "archive"] == 1
 
 
 def test_receiver_whose_write_hangs_is_not_live(fakensqd, hub, make, disk):
@@ -56,15 +59,6 @@ def test_receiver_whose_write_hangs_is_not_live(fakensqd, hub, make, disk):
 
     assert hub.call(why_not_live, receiver, 0.0).startswith("the spool's file system has not answered for ")
     assert hub.call(why_not_live, receiver) == ""
-
-
-def test_receiver_with_an_internal_error_is_not_live(fakensqd, hub, make, disk):
-    disk.fail(".arrow", RuntimeError("bug"))
-    receiver = make()
-    hub.call(receiver.start)
-    publish(fakensqd, "clicks", numbered(1))
-
-    wait_for(lambda: hub.call(why_not_live, receiver) == "internal error: RuntimeError('bug')")
 
 
 # --- its address

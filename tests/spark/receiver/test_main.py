@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import re
 import signal
 import socket
 import stat
@@ -16,11 +15,9 @@ from click.testing import CliRunner
 from gevent.event import Event
 
 from gnsq import NsqdHTTPClient
-from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.program import _report
 from gnsq.spark.receiver.program import command as program
-from gnsq.spark.receiver.receiver import Receiver
-from tests.kit import refused_port, run, run_program, wait_for_program
+from tests.kit import refused_port, run, wait_for_program
 from tests.spark.helpers import bodies_of, channel_stats, is_empty, numbered, publish, running, wait_for
 
 pytestmark = pytest.mark.subprocess
@@ -33,12 +30,15 @@ def command(*arguments):
     return [sys.executable, "-m", "gnsq.spark.receiver", *arguments]
 
 
-def test_command_receives_and_stops_in_order(fakensqd, silent_address, spool, tmp_path):
+def test_command_receives_and_stops_in_order(fakensqd, spool, tmp_path):
     publish(fakensqd, "clicks", numbered(100))
-    # A silent nsqd does not delay the end, at which the segment is written.
     arguments = [*HERE, "--spool", str(tmp_path / "spool"), "--segment-time", "20"]
-    arguments += ["--nsqd-tcp-address", silent_address, "--nsqd-tcp-address", fakensqd.tcp_address]
-    with running(command(*arguments)) as process:
+    arguments += ["--nsqd-tcp-address", fakensqd.tcp_address, "--nsqd-tcp-address"]
+    # A silent nsqd does not delay the end, at which the segment is written.
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        running(command(*arguments, f"127.0.0.1:{silent.getsockname()[1]}")) as process,
+    ):
         wait_for_program(process, lambda: fakensqd.in_flight("clicks", "archive") == 100)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate()
@@ -52,6 +52,7 @@ def test_command_receives_and_stops_in_order(fakensqd, silent_address, spool, tm
     assert (receiver / "closed.json").exists()
 
 
+@pytest.mark.fakensqd(msg_timeout=1.0)  # what a killed receiver had in flight comes again soon
 def test_killed_receiver_loses_nothing(fakensqd, spool, tmp_path):
     """Killed at any moment, often between a segment and its FINs; what it had not finished comes again."""
     arguments = [*HERE, "--spool", str(tmp_path / "spool"), "--max-in-flight", "50"]
@@ -81,57 +82,42 @@ def test_killed_receiver_loses_nothing(fakensqd, spool, tmp_path):
     assert not spool.listing().quarantined
 
 
-@pytest.fixture
-def fakensqd_options(request):
-    # Messages that a killed receiver had in flight come again soon.
-    return {"msg_timeout": 1.0} if request.function is test_killed_receiver_loses_nothing else {}
-
-
-# --- health
-
-
-def health(address, check):
-    """The status of a check; None without an answer."""
-    with contextlib.suppress(OSError):
-        return requests.get(f"http://{address}/{check}", timeout=10).status_code
-
-
-def test_health_is_answered_over_http(fakensqd, tmp_path):
-    arguments = [*HERE, "--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", fakensqd.tcp_address]
-    address = f"127.0.0.1:{refused_port()}"
-    with running(command(*arguments, "--health-address", address)) as process:
-        wait_for_program(process, lambda: health(address, "ready") == 200)
-        fakensqd.stop()
-        wait_for_program(process, lambda: health(address, "ready") == 503)
-        assert health(address, "live") == 200
-        process.send_signal(signal.SIGTERM)
-        assert process.wait() == 0
-
-
 # --- options
 
 
-def test_every_option_that_a_receiver_needs_has_its_flag():
+def test_options_have_flags_but_not_the_secret_itself():
     text = CliRunner().invoke(program, ["--help"]).output
 
-    flags = set(re.findall(r"^  (?:-v, )?(--[a-z-]+)", text, re.MULTILINE))
-    assert flags >= {"--topic", "--topic-pattern", "--channel", "--spool", "--nsqd-tcp-address"}
-    assert flags >= {"--lookupd-http-address", "--tls", "--tls-ca", "--auth-secret-file", "--max-in-flight"}
+    assert "  --auth-secret-file " in text
     assert "--auth-secret " not in text
     assert "Default: 10000." in text
 
 
-def test_options_come_from_the_environment_too(secured_nsqd, spool, tmp_path):
+def status_of(page):
+    """The status of the answer; None without one."""
+    with contextlib.suppress(OSError):
+        return requests.get(f"http://{page}", timeout=10).status_code
+
+
+def test_options_come_from_the_environment_too_and_health_is_answered_over_http(secured_nsqd, spool, tmp_path):
     nsqd, options = secured_nsqd
     with NsqdHTTPClient.from_url(nsqd.http_address) as client:
         client.multipublish("clicks", numbered(10))
+    health = f"127.0.0.1:{refused_port()}"
     given = {
         "TOPIC": "clicks", "CHANNEL": "archive", "SPOOL": str(tmp_path / "spool"), "SPOOL_MODE": "2770", "TLS": "true",
-        "NSQD_TCP_ADDRESSES": nsqd.tcp_address, "COMPRESSION": "deflate", "AUTH_SECRET": "open sesame",
+        "NSQD_TCP_ADDRESSES": nsqd.tcp_address, "COMPRESSION": "snappy", "AUTH_SECRET": "open sesame",
         "TLS_CA": options["tls_ca"], "TLS_CERT": options["tls_cert"], "TLS_KEY": options["tls_key"],
+        "HEALTH_ADDRESS": health,
     }  # fmt: skip
     with running(command(), **{f"GNSQ_RECEIVER_{name}": value for name, value in given.items()}) as process:
         wait_for_program(process, lambda: len(bodies_of(spool)) == 10)
+        [client] = channel_stats(nsqd, "clicks", "archive")["clients"]
+        assert (client["tls"], client["authed"], client["snappy"], client["deflate"]) == (True, True, True, False)
+        assert [status_of(f"{health}/{page}") for page in ("ready", "metrics")] == [200, 200]
+        nsqd.stop()
+        wait_for_program(process, lambda: status_of(f"{health}/ready") == 503)
+        assert status_of(f"{health}/live") == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 0
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "spool", *(tmp_path / "spool").rglob("*"))}
@@ -188,30 +174,22 @@ def test_missing_package_is_named(tmp_path):
 
 
 @pytest.fixture
-def watched(hub, spool):
-    """Start a receiver and the command's watching of it; returns a function that stops the watching."""
-    started = []
+def watched(hub, receive):
+    """Start a receiver and the command's watching of it."""
+    stop, watchers = hub.call(Event), []
 
     def start(**options):
-        def make():
-            receiver = Receiver(ReadOptions(**{"topic": "clicks", "channel": "archive", **options}), spool)
-            receiver.start()
-            stop = Event()
-            started.append((receiver, stop, gevent.spawn(_report, receiver, stop, 0.05)))
-            return receiver
-
-        return hub.call(make)
+        watchers.append(hub.call(gevent.spawn, _report, receive(**options), stop, 0.05))
 
     yield start
-    for receiver, stop, watcher in started:
-        hub.call(stop.set)
+    hub.call(stop.set)
+    for watcher in watchers:
         hub.call(watcher.get)
-        hub.call(receiver.close)
 
 
 def test_rows_are_reported(fakensqd, watched, caplog):
     caplog.set_level(logging.INFO, "gnsq.spark.receiver")
-    watched(nsqd_tcp_addresses=(fakensqd.tcp_address,))
+    watched()
     publish(fakensqd, "clicks", numbered(10))
 
     wait_for(lambda: "10 rows in 1 segment, 10 of them since the last report; connected nsqds: 1" in caplog.text)
@@ -219,26 +197,19 @@ def test_rows_are_reported(fakensqd, watched, caplog):
 
 def test_nsqd_that_is_down_is_reported_again_and_again_and_a_topic_without_an_nsqd(fakelookupd, watched, caplog):
     watched(nsqd_tcp_addresses=("127.0.0.1:1",))
-    watched(lookupd_http_addresses=(fakelookupd.http_address,))
+    watched(nsqd_tcp_addresses=(), lookupd_http_addresses=(fakelookupd.http_address,))
 
     wait_for(lambda: caplog.text.count("127.0.0.1:1: not connected: ") > 5)
     wait_for(lambda: "nothing to connect to: no nsqlookupd names an nsqd for clicks" in caplog.text)
 
 
-def test_end_of_the_writing_ends_the_process_with_its_reason(fakensqd, tmp_path):
-    code = (
-        "from gnsq.spark.spool.storage import LocalStore\n"
-        "from gnsq.spark.receiver.__main__ import main\n"
-        "def bug(store, path, data): raise RuntimeError('bug')\n"
-        "LocalStore.put = bug\n"
-        "main()\n"
-    )
+def test_end_of_the_writing_ends_the_program_with_its_reason(fakensqd, disk, tmp_path):
+    disk.fail(".arrow", RuntimeError("bug"))
     publish(fakensqd, "clicks", [b"x"])
 
-    done = run_program(code, *HERE, "--spool", str(tmp_path), "--nsqd-tcp-address", fakensqd.tcp_address, flags=())
+    said = refused(tmp_path, "--nsqd-tcp-address", fakensqd.tcp_address, status=1)
 
-    assert done.returncode == 1
-    assert "Error: nothing can be written any more: RuntimeError('bug')" in done.stderr
+    assert "Error: nothing can be written any more: RuntimeError('bug')" in said
     assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 1
 
 

@@ -5,27 +5,32 @@ import threading
 import gevent
 import pytest
 
-from gnsq import NsqdHTTPClient
 from gnsq.spark.offsets import Segment
+from gnsq.spark.receiver.exporter import ReceiverCollector
+from gnsq.spark.receiver.health import why_not_live
 from gnsq.spark.receiver.receiver import GC_THRESHOLD, SpoolSizeEstimator, tune_gc
 from tests.kit import LIMIT
 from tests.spark.helpers import FakeMessage, bodies_of, channel_stats, columns, is_empty, numbered, publish, wait_for
+from tests.spark.receiver.test_exporter import samples
 
 pytestmark = pytest.mark.slow
 
 
-def test_messages_are_in_the_spool_and_finished(fakensqd, spool, receive):
-    publish(fakensqd, "clicks", numbered(2500))
+def test_messages_of_all_topics_are_in_the_spool_and_finished(fakensqd, spool, receive):
+    for topic, first in ("a", 0), ("b", 1500):
+        publish(fakensqd, topic, numbered(1500, first))
 
-    receiver = receive()
-    wait_for(lambda: receiver.rows == 2500)
+    receiver = receive(topic="a,b")
+    wait_for(lambda: receiver.rows == 3000)
 
-    assert sorted(bodies_of(spool)) == numbered(2500)
-    wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
-    assert {segment.receiver for segment in spool.listing().segments} == {receiver.id}
-    [batch] = spool.read(next(iter(spool.listing().segments)))
-    assert set(batch.column("nsqd").to_pylist()) == {fakensqd.tcp_address}
-    assert set(batch.column("topic").to_pylist()) == {"clicks"}
+    segments = spool.listing().segments
+    rows = [row for segment in segments for batch in spool.read(segment) for row in batch.to_pylist()]
+    assert sorted((row["topic"], row["body"]) for row in rows) == [
+        ("a" if number < 1500 else "b", body) for number, body in enumerate(numbered(3000))
+    ]
+    assert {row["nsqd"] for row in rows} == {fakensqd.tcp_address}
+    assert {segment.receiver for segment in segments} == {receiver.id}
+    wait_for(lambda: is_empty(fakensqd, "a", "archive") and is_empty(fakensqd, "b", "archive"))
 
 
 def test_receiver_lets_segments_grow_while_many_wait_in_the_spool(receive, tmp_path):
@@ -86,22 +91,8 @@ def test_nothing_is_made_after_the_close_during_a_start(fakensqd, spool, hub, di
     assert not receiver.is_started
 
 
-def test_close_writes_and_finishes_buffered_messages(fakensqd, spool, hub, receive):
-    receiver = receive(segment_time=2 * LIMIT)
-    publish(fakensqd, "clicks", numbered(20))
-    wait_for(lambda: channel_stats(fakensqd, "clicks", "archive"))
-    wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 20)
-
-    hub.call(receiver.close)
-
-    stats = channel_stats(fakensqd, "clicks", "archive")
-    assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (0, 0, 0)
-    assert bodies_of(spool) == numbered(20)
-    assert spool.listing().closed == {receiver.id}
-
-
 def test_close_during_a_stream_requeues_no_message(fakensqd, spool, hub, receive):
-    publish(fakensqd, "clicks", numbered(20_000))
+    publish(fakensqd, "clicks", numbered(5000))
     receiver = receive(limits={"segment_rows": 100}, segment_time=2 * LIMIT)
     wait_for(lambda: receiver.rows)
 
@@ -109,7 +100,8 @@ def test_close_during_a_stream_requeues_no_message(fakensqd, spool, hub, receive
 
     stats = channel_stats(fakensqd, "clicks", "archive")
     assert (stats["in_flight_count"], stats["requeue_count"]) == (0, 0)
-    assert len(bodies_of(spool)) == 20_000 - stats["depth"]
+    assert len(bodies_of(spool)) == 5000 - stats["depth"]
+    assert spool.listing().closed == {receiver.id}
 
 
 def test_failing_disk_stops_finishing_and_loses_nothing(fakensqd, spool, receive, disk, caplog):
@@ -201,6 +193,7 @@ def test_receiver_waits_while_other_receivers_have_filled_the_spool(fakensqd, sp
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive"))
     wait_for(lambda: hub.call(lambda: receiver.subscriptions.nsqds) == 1)
     assert receiver.is_paused
+    assert hub.call(samples, ReceiverCollector(receiver))["gnsq_receiver_spool_full", "archive"] == 1
     spool.prune(spool.listing(), {"before": 1})
 
     wait_for(lambda: receiver.rows == 10)
@@ -233,17 +226,6 @@ def test_busy_topic_gets_more_consumers(fakensqd, receive):
     assert channel_stats(fakensqd, "clicks", "archive")["client_count"] == 4
 
 
-def test_no_more_than_max_rows_are_taken(fakensqd, spool, hub, receive):
-    publish(fakensqd, "clicks", numbered(100))
-
-    receiver = receive(limits={"max_rows": 30}, segment_time=2 * LIMIT)
-    assert hub.call(receiver.finished.wait, 10)
-    hub.call(receiver.close)
-
-    assert len(bodies_of(spool)) == 30
-    wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["depth"] == 70)
-
-
 @pytest.mark.parametrize(("method", "answer"), [("_finish_all", "FIN"), ("_requeue_all", "REQ 0")])
 def test_messages_beside_one_whose_connection_is_gone_are_answered(make, hub, method, answer):
     receiver = make()
@@ -255,29 +237,15 @@ def test_messages_beside_one_whose_connection_is_gone_are_answered(make, hub, me
     assert receiver.not_finished == (method == "_finish_all")
 
 
-def test_unexpected_error_of_a_write_is_logged_and_ends_the_receiver(fakensqd, receive, disk, caplog):
+def test_unexpected_error_of_a_write_is_logged_and_ends_the_receiver(fakensqd, hub, receive, disk, caplog):
     disk.fail(".arrow", RuntimeError("bug"))
     receiver = receive()
     publish(fakensqd, "clicks", [b"one"])
 
     wait_for(receiver.finished.is_set)
-    assert str(receiver.error) == "bug"
+    assert hub.call(why_not_live, receiver) == "internal error: RuntimeError('bug')"
     assert "internal error" in caplog.text
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["depth"] == 1)
-
-
-def test_segments_hold_several_topics(fakensqd, spool, receive):
-    for topic in ("a", "b"):
-        publish(fakensqd, topic, [b"%s%d" % (topic.encode(), number) for number in range(1500)])
-
-    receiver = receive(topic="a,b")
-    wait_for(lambda: receiver.rows == 3000)
-
-    rows = [row for segment in spool.listing().segments for batch in spool.read(segment) for row in batch.to_pylist()]
-    assert {row["topic"] for row in rows if row["body"].startswith(b"a")} == {"a"}
-    assert {row["topic"] for row in rows if row["body"].startswith(b"b")} == {"b"}
-    assert len({row["body"] for row in rows}) == 3000
-    wait_for(lambda: is_empty(fakensqd, "a", "archive") and is_empty(fakensqd, "b", "archive"))
 
 
 def test_segment_is_written_when_one_of_two_topics_is_starved(fakensqd, receive):
@@ -285,36 +253,6 @@ def test_segment_is_written_when_one_of_two_topics_is_starved(fakensqd, receive)
     publish(fakensqd, "busy", numbered(100))
 
     wait_for(lambda: receiver.rows >= 80)
-
-
-def test_encrypted_authorized_and_compressed(secured_nsqd, spool, receive):
-    nsqd, options = secured_nsqd
-    receiver = receive(**options, compression="snappy")
-    with NsqdHTTPClient.from_url(nsqd.http_address) as client:
-        client.multipublish("clicks", numbered(50))
-
-    wait_for(lambda: receiver.rows == 50)
-
-    assert sorted(bodies_of(spool)) == numbered(50)
-    [client] = channel_stats(nsqd, "clicks", "archive")["clients"]
-    assert (client["tls"], client["authed"], client["snappy"], client["deflate"]) == (True, True, True, False)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        pytest.param({"auth_secret_file": "", "auth_secret": "wrong secret"}, "E_AUTH", id="secret"),
-        pytest.param({"tls_server_hostname": "elsewhere"}, "elsewhere", id="host name"),
-    ],
-)
-def test_refused_connection_is_logged_with_its_reason(secured_nsqd, receive, caplog, changes, words):
-    _, options = secured_nsqd
-
-    receiver = receive(**{**options, **changes})
-
-    wait_for(lambda: words in caplog.text)
-    assert words in " ".join(receiver.subscriptions.failures().values())
-    assert "wrong secret" not in caplog.text
 
 
 def test_cycles_are_searched_for_no_more_often_than_before():
