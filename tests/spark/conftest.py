@@ -5,7 +5,6 @@ import gc
 import importlib.metadata
 import importlib.util
 import os
-import socket
 import tempfile
 import threading
 import time
@@ -121,6 +120,13 @@ def spool(tmp_path):
     return Spool(str(tmp_path / "spool"))
 
 
+@pytest.fixture
+def root(spool, tmp_path):
+    """The directory of that spool."""
+    spool.prepare()
+    return tmp_path / "spool"
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory):
     from gnsq.spark import register
@@ -192,13 +198,6 @@ def proxy(s3):
     """A proxy before that endpoint."""
     with s3_proxy(s3.port) as proxy:
         yield proxy
-
-
-@pytest.fixture
-def silent_address():
-    """A server that accepts connections and never answers, as a host that hangs."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield "{}:{}".format(*server.getsockname())
 
 
 SECRET = "open sesame"

@@ -6,6 +6,8 @@ import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.spark.s3server import S3Endpoint
+
 EXPIRED = (
     b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>ExpiredToken</Code>'
     b"<Message>The provided token has expired.</Message></Error>"
@@ -16,7 +18,7 @@ SLOW_DOWN = (
 )
 
 
-class S3Proxy(ThreadingHTTPServer):
+class S3Proxy(ThreadingHTTPServer, S3Endpoint):
     """Attributes: has_conditional_put: False ignores If-None-Match and If-Match; has_expired: True refuses each
     request; refuses: how many of the next requests get 503; loses: how many of the next PUTs and POSTs are done, and
     get 503; credentials: the key, region and token of each request."""
@@ -26,15 +28,11 @@ class S3Proxy(ThreadingHTTPServer):
     def __init__(self, target):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.target = target
+        self.port = self.server_port
         self.has_conditional_put = True
         self.has_expired = False
         self.refuses = self.loses = 0
         self.credentials = set()
-
-    def location(self, path, credentials=""):
-        """The URI of a directory, as S3Server's."""
-        query = f"endpoint_override=127.0.0.1:{self.server_port}&scheme=http&region=us-east-1"
-        return f"s3://{credentials}{path}?{query}"
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -11,7 +11,16 @@ import uuid
 from tests.spark.helpers import wait_for
 
 
-class S3Server:
+class S3Endpoint:
+    """Attributes: port."""
+
+    def location(self, path, credentials=""):
+        """The URI of a directory; the first part of path is its bucket."""
+        query = f"endpoint_override=127.0.0.1:{self.port}&scheme=http&region=us-east-1"
+        return f"s3://{credentials}{path}?{query}"
+
+
+class S3Server(S3Endpoint):
     """Attributes: port; requests: method and path of each so far."""
 
     def __init__(self, process):
@@ -20,11 +29,6 @@ class S3Server:
         line = next(line for line in process.stdout if "Running on" in line)
         self.port = int(line.rsplit(":", 1)[1])
         threading.Thread(target=self._note, daemon=True).start()
-
-    def location(self, path, credentials=""):
-        """The URI of a directory; the first part of path is its bucket."""
-        query = f"endpoint_override=127.0.0.1:{self.port}&scheme=http&region=us-east-1"
-        return f"s3://{credentials}{path}?{query}"
 
     def noted(self):
         """The number of requests so far. The server prints a request some time after it has answered it."""

@@ -6,12 +6,8 @@ from hypothesis import strategies as st
 from gnsq.spark.offsets import Segment
 from gnsq.spark.spool.index import SegmentIndex, Totals
 from tests.spark.helpers import pending
+from tests.spark.test_offsets import SPOOLS, VECTORS
 
-VECTORS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 9))
-SPOOLS = st.lists(
-    st.builds(Segment, st.sampled_from("abc"), st.integers(1, 9), st.integers(0, 50), st.integers(1, 50)),
-    unique_by=lambda segment: (segment.receiver, segment.number),
-)
 CHANGES = st.lists(
     st.one_of(
         st.tuples(st.just("add"), SPOOLS),
@@ -64,9 +60,3 @@ def test_segment_that_is_not_in_the_index_is_discarded_without_an_effect():
     index.discard({Segment("a", 2, 5, 1), Segment("b", 1, 5, 1)})
 
     assert list(index) == [Segment("a", 1, 5, 1)]
-
-
-def test_receivers_take_turns():
-    found = SegmentIndex(Segment(each[0], int(each[1]), 1, 1) for each in ("a3", "a1", "a2", "b7", "b8"))
-
-    assert [f"{each.receiver}{each.number}" for each in found.between({"a": 1})] == ["a2", "b7", "a3", "b8"]

@@ -44,27 +44,19 @@ def test_damaged_segment_is_whole_or_refused(data):
         assert rows_of(damaged, 20).equals(rows_of(segment, 20))
 
 
-VERSIONED = {"gnsq.version": "1"}
-
-
 def rows_of(segment, rows):
     batches = decode_segment(pa.py_buffer(segment), rows, "r1/1")
     return pa.Table.from_batches(batches, SCHEMA)
 
 
-def flipped(segment):
-    """The segment with each of its bits flipped, one at a time."""
-    for position in range(len(segment)):
-        for bit in range(8):
-            damaged = bytearray(segment)
-            damaged[position] ^= 1 << bit
-            yield damaged
-
-
 def test_flipped_bit_anywhere_is_found():
-    for damaged in flipped(encode_segment(columns(1, 2)).to_pybytes()):
-        with pytest.raises(SegmentCorrupt):
-            rows_of(damaged, 2)
+    damaged = bytearray(encode_segment(columns(1, 2)).to_pybytes())
+    for position in range(len(damaged)):
+        for bit in range(8):
+            damaged[position] ^= 1 << bit
+            with pytest.raises(SegmentCorrupt):
+                rows_of(damaged, 2)
+            damaged[position] ^= 1 << bit
 
 
 def test_error_of_a_changed_body_has_both_crcs():
@@ -91,7 +83,7 @@ def test_body_that_looks_like_the_crc_or_its_key_is_kept():
         pytest.param(encode_segment(columns(1)), "has 1 row, its name says 2", id="rows"),
         pytest.param(arrow_file(SCHEMA, *columns(1, 2)), "gnsq.version", id="no version"),
         pytest.param(
-            arrow_file(pa.schema([("a", pa.int32())], VERSIONED), pa.nulls(2, pa.int32())),
+            arrow_file(pa.schema([("a", pa.int32())], {"gnsq.version": "1"}), pa.nulls(2, pa.int32())),
             "has other columns: a",
             id="columns",
         ),
@@ -102,13 +94,12 @@ def test_arrow_file_of_others_is_no_segment(segment, words):
         decode_segment(segment, 2, "r1/1")
 
 
-@pytest.mark.parametrize("error", [pa.ArrowMemoryError, pa.ArrowCancelled])
-def test_lack_of_memory_is_no_damage(monkeypatch, error):
+def test_lack_of_memory_is_no_damage(monkeypatch):
     def fails(data):
-        raise error("not the segment's fault")
+        raise pa.ArrowMemoryError("not the segment's fault")
 
     segment = encode_segment(columns(1))
     monkeypatch.setattr(pa.ipc, "open_file", fails)
 
-    with pytest.raises(error):
+    with pytest.raises(pa.ArrowMemoryError):
         decode_segment(segment, 1, "r1/1")
