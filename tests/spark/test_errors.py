@@ -33,7 +33,6 @@ failure: Lost task 0.0 in stage 2.0 (TID 4) (localhost executor driver): org.apa
 \tat x
 Caused by: java.io.EOFException
 """
-CAUSE = "\n\nCaused by: java.io.IOException: disk\n\tat x"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,6 @@ CAUSE = "\n\nCaused by: java.io.IOException: disk\n\tat x"
             id="full disk",
         ),
         pytest.param(WORKER, "org.apache.spark.SparkException: Worker crashed: java.io.EOFException", id="worker"),
-        pytest.param(CAUSE, "java.io.IOException: disk", id="cause"),
         pytest.param("\nsome line SQLSTATE: 4\nmore", "some line", id="anything else"),
         pytest.param(
             "[STREAM_FAILED] Query [id = a] terminated with exception:  SQLSTATE: XXKST\n=== Streaming Query ===",

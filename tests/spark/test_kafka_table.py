@@ -11,16 +11,6 @@ from tests.docs.pages import table
 ROWS = [row[:2] for row in table("comparison.md", "Spark's Kafka source", "Kafka")]
 # What query.lastProgress has as latestOffset of the source.
 BACKLOG = {"spool_rows", "spool_bytes", "waiting", "in_flight"}
-# Every option of the source in Spark's guide, except those with the prefix kafka.
-KAFKA_OPTIONS = re.findall(
-    r"\S+",
-    """
-    assign subscribe subscribePattern startingTimestamp startingOffsetsByTimestamp startingOffsets endingTimestamp
-    endingOffsetsByTimestamp endingOffsets failOnDataLoss kafkaConsumer.pollTimeoutMs fetchOffset.numRetries
-    fetchOffset.retryIntervalMs maxOffsetsPerTrigger minOffsetsPerTrigger maxTriggerDelay minPartitions
-    maxRecordsPerPartition groupIdPrefix includeHeaders
-    """,
-)
 
 
 def test_names_of_the_format_nsq_exist():
@@ -31,9 +21,3 @@ def test_names_of_the_format_nsq_exist():
 
     assert len(named) > 20
     assert named <= known
-
-
-def test_every_option_of_kafka_has_a_row():
-    named = {name for theirs, _ in ROWS for name in re.findall(r"`([\w.]+)`", theirs)}
-
-    assert [name for name in KAFKA_OPTIONS if name not in named] == []

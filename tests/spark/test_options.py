@@ -45,16 +45,9 @@ def test_defaults_and_what_https_needs():
     assert WriteOptions.parse({"nsqdTcpAddresses": "a:4150"}).topic == ""
 
 
-@pytest.mark.parametrize(
-    ("given", "seconds"),
-    [
-        pytest.param({"spool": "/spool"}, 0.1, id="local"),
-        pytest.param({"spool": "s3://bucket/spool"}, 2.0, id="object store"),
-        pytest.param({"spool": "s3://bucket/spool", "segmentTime": "0.5"}, 0.5, id="given"),
-    ],
-)
-def test_message_waits_longer_for_its_segment_on_an_object_store(given, seconds):
-    assert ReadOptions.parse({**READ, **given}).segment_wait == seconds
+def test_message_waits_longer_for_its_segment_on_an_object_store():
+    for spool, more, seconds in ("/spool", {}, 0.1), ("s3://b/s", {}, 2.0), ("s3://b/s", {"segmentTime": "0.5"}, 0.5):
+        assert ReadOptions.parse({**READ, "spool": spool, **more}).segment_wait == seconds
 
 
 @pytest.mark.parametrize(
@@ -73,9 +66,7 @@ def test_spool_mode_is_octal(text, mode):
         pytest.param({"channel": ""}, "option channel is required", id="no channel"),
         pytest.param({"otherChannels": "pages"}, "otherChannels 'pages' has no topic: TOPIC/CHANNEL", id="no source"),
         pytest.param({"topic": "no good!"}, "option topic: .*no good!", id="bad topic"),
-        pytest.param({"channel": "x" * 65}, "option channel: ", id="bad channel"),
         pytest.param({"nsqdTcpAddresses": " , "}, "nsqdTcpAddresses.*, or option lookupd", id="no address"),
-        pytest.param({"maxRows": "ten"}, "option maxRows must be a whole number, not 'ten'", id="no number"),
         pytest.param({"maxInFlight": "0"}, "option maxInFlight 0 must be at least 1 message", id="too small"),
         pytest.param({"maxRowPerBatch": "1"}, r"'maxRowPerBatch' is unknown.*mean maxRowsPerBatch\?", id="unknown"),
         pytest.param({"topicPattern": "x"}, "topicPattern are both given", id="topic and pattern"),
@@ -97,14 +88,11 @@ def test_spool_mode_is_octal(text, mode):
         ),
         pytest.param({"maxTriggerDelay": "9"}, "maxTriggerDelay is given without minRowsPerBatch", id="delay alone"),
         pytest.param({"spoolMode": "rwx"}, "option spoolMode 'rwx': this is not an octal number", id="no mode"),
-        pytest.param({"spoolMode": "0077"}, "option spoolMode '0077': mode 0077 is not usable: .*0700", id="no owner"),
         # 0o770 as TOML and Python write it, turned into decimal.
-        pytest.param({"spoolMode": "504"}, "option spoolMode '504': mode 0504 is not usable", id="decimal mode"),
-        pytest.param({"compression": "zip"}, "option compression 'zip' must be one of none, snappy, deflate", id="zip"),
+        pytest.param({"spoolMode": "504"}, "option spoolMode '504': mode 0504 is not usable: .*0700", id="decimal"),
         pytest.param({"authSecret": "a", "authSecretFile": "b"}, "authSecretFile are both given", id="secrets"),
         pytest.param({"tlsKey": "k", "tls": "true"}, "without option tlsCert", id="key alone"),
         pytest.param({"tlsCa": "c"}, "tlsCa is given, but option tls is not true", id="CA without TLS"),
-        pytest.param({"tlsVerify": "false"}, "tlsVerify is given, but option tls is not true", id="verify without TLS"),
         pytest.param(
             {"tlsServerHostname": "h", "lookupdHttpAddresses": "https://l"}, "tlsServerHostname is given", id="hostname"
         ),
@@ -120,16 +108,9 @@ def test_bad_read_option_is_named(changes, words):
         ReadOptions.parse({**READ, **changes})
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        pytest.param({"topic": "clicks"}, "give option nsqdTcpAddresses", id="no address"),
-        pytest.param({"topic": "a b", "nsqdTcpAddresses": "a:1"}, "option topic: ", id="bad topic"),
-    ],
-)
-def test_bad_write_option_is_named(given, words):
-    with pytest.raises(ValueError, match=words):
-        WriteOptions.parse(given)
+def test_bad_write_option_is_named():
+    with pytest.raises(ValueError, match="give option nsqdTcpAddresses"):
+        WriteOptions.parse({"topic": "clicks"})
 
 
 def test_secrets_are_not_in_texts_of_options():
@@ -158,24 +139,13 @@ def test_names_of_secrets_are_those_that_spark_hides():
     assert all(hidden.search(spark_name(field)) for field in fields)
 
 
-@pytest.mark.parametrize(
-    ("changes", "topics", "source"),
-    [
-        pytest.param({}, ("clicks",), "clicks/archive", id="one"),
-        pytest.param({"topic": "b, a,b,"}, ("b", "a"), "a,b/archive", id="several"),
-        pytest.param(
-            {"topic": "", "topicPattern": "c.*", "nsqdTcpAddresses": "", "lookupdHttpAddresses": "l"},
-            (),
-            "/c.*//archive",
-            id="pattern",
-        ),
-    ],
-)
-def test_source_names_topics_and_channel(changes, topics, source):
-    options = ReadOptions.parse({**READ, **changes})
+def test_source_names_topics_and_channel():
+    several = ReadOptions.parse({**READ, "topic": "b, a,b,"})
+    patterned = {"topicPattern": "c.*", "topic": "", "nsqdTcpAddresses": "", "lookupdHttpAddresses": "l"}
+    pattern = ReadOptions.parse({**READ, **patterned})
 
-    assert options.topics == topics
-    assert options.source == source
+    assert (several.topics, several.source) == (("b", "a"), "a,b/archive")
+    assert (pattern.topics, pattern.source) == ((), "/c.*//archive")
 
 
 @pytest.mark.parametrize("options", [ReadOptions, WriteOptions])
