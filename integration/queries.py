@@ -84,12 +84,16 @@ class Restarted:
         log = self._folder / f"log{self.starts}"
         self.process = self._stack.enter_context(running_query(self.command, log))
 
+    def start_again(self):
+        """Start the program if it has ended."""
+        if self.process.poll() is not None:
+            self._start()
+
     def wait(self, condition):
         """Wait until a condition holds; start the program if it has ended."""
 
         def holds():
-            if self.process.poll() is not None:
-                self._start()
+            self.start_again()
             # Seldom: the program needs the processor.
             threading.Event().wait(0.5)
             return condition()

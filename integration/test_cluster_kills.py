@@ -15,7 +15,7 @@ from collections import Counter
 import pytest
 
 from integration.pipeline_job import QUERIES, Job, check_account, event
-from integration.queries import DURABLE, Publisher, kill, restart, running_query
+from integration.queries import DURABLE, Publisher, Restarted, kill, restart
 from integration.servers import needs_programs, running
 from integration.spark_cluster import cluster
 from tests.kit import run
@@ -54,35 +54,13 @@ max_rows_per_batch = 2000
 """
 
 
-class Receivers:
+def receivers_of(stack, path):
     """For each query two receivers, with the command lines that the job prints."""
-
-    def __init__(self, stack, path):
-        self._stack = stack
-        self._folder = path.parent
-        command = [sys.executable, "-m", "gnsq.spark.pipeline", "--config", str(path), "receivers"]
-        lines = run(*command).stdout.splitlines()
-        self._commands = [[sys.executable, *shlex.split(line)[1:]] for line in lines] * 2
-        self._processes = [None] * len(self._commands)
-        self._starts = 0
-        self.start_again()
-
-    def start_again(self):
-        """Start the receivers that have ended."""
-        for number, process in enumerate(self._processes):
-            if process is None or process.poll() is not None:
-                self._starts += 1
-                log = self._folder / f"receiver{self._starts}.log"
-                self._processes[number] = self._stack.enter_context(running_query(self._commands[number], log))
-
-    def pids(self):
-        return [process.pid for process in self._processes]
-
-    def stop(self):
-        """Stop all in order; return their exit statuses."""
-        for process in self._processes:
-            process.terminate()
-        return [process.wait(30) for process in self._processes]
+    command = [sys.executable, "-m", "gnsq.spark.pipeline", "--config", str(path), "receivers"]
+    for number, line in enumerate(run(*command).stdout.splitlines() * 2):
+        folder = path.with_name(f"receiver{number}")
+        folder.mkdir()
+        yield Restarted(stack, [sys.executable, *shlex.split(line)[1:]], folder)
 
 
 class Site:
@@ -95,41 +73,45 @@ class Site:
         java = os.environ.get("SPARK_SUBMIT_OPTS", "")
         settings = SETTINGS.format(folder=folder, nsqd=self.nsqd, master=self.spark.url, java=java)
         path.write_text(settings + QUERIES)
-        self.receivers = Receivers(stack, path)
+        self.receivers = [*receivers_of(stack, path)]
         wait_for(lambda: channel_stats(self.nsqd, "clicks", "clicks"))
         self.job = Job(stack, path)
         self._chosen = chosen
 
     def start_again(self):
         self.spark.start_again()
-        self.receivers.start_again()
+        for receiver in self.receivers:
+            receiver.start_again()
 
     def wait_for_rows(self, more):
         self.job.wait_for_rows(more, self.start_again)
 
     def kill(self, victim):
-        """Kill one; return False if there was none."""
+        """Kill one; return how many processes there were to choose from, or to kill."""
+        if victim in ("driver", "job"):
+            return self.job.kill({"driver": "jvm", "job": "group"}[victim])
         if victim == "nsqd":
             restart(self.nsqd, "clicks", "clicks")
-            return True
-        if victim == "master":
+        elif victim == "master":
             self.spark.master.kill()
-            return True
-        if victim == "machine":
+        elif victim == "machine":
             worker = self._chosen.choice(self.spark.workers)
             below = descendants(worker.pid)
             worker.kill()
             kill(*below)
-            return True
-        if victim in ("driver", "job"):
-            return bool(self.job.kill({"driver": "jvm", "job": "group"}[victim]))
-        if victim == "executor":
-            pids = [pid for each in self.spark.workers for pid in named(each.pid, "CoarseGrainedExecutorBackend")]
         else:
-            pids = self.receivers.pids()
-        if pids:
-            kill(self._chosen.choice(pids))
-        return bool(pids)
+            pids = [each.process.pid for each in self.receivers]
+            if victim == "executor":
+                pids = [pid for each in self.spark.workers for pid in named(each.pid, "CoarseGrainedExecutorBackend")]
+            kill(*self._chosen.sample(pids, min(1, len(pids))))
+            return len(pids)
+        return 1
+
+    def stop_receivers(self):
+        """Stop all in order; return their exit statuses."""
+        for receiver in self.receivers:
+            receiver.process.terminate()
+        return [receiver.process.wait(30) for receiver in self.receivers]
 
 
 @pytest.fixture
@@ -155,7 +137,7 @@ def test_kills_on_a_cluster_lose_and_double_no_event(stack, tmp_path, chosen):
         if time.monotonic() > end:
             break
         print(f"{end - time.monotonic():.0f} s left: killing {victim}", flush=True)
-        killed[victim] += site.kill(victim)
+        killed[victim] += bool(site.kill(victim))
         threading.Event().wait(chosen.uniform(0, 2))
         if chosen.random() < 0.7:
             site.wait_for_rows(chosen.randint(20, 200))
@@ -164,4 +146,4 @@ def test_kills_on_a_cluster_lose_and_double_no_event(stack, tmp_path, chosen):
             site.start_again()
     publisher.stop()
     check_account(site.job, site.nsqd, publisher, f"killed {dict(killed)}", site.start_again)
-    assert site.receivers.stop() == [0] * 2
+    assert site.stop_receivers() == [0] * 2

@@ -60,12 +60,9 @@ def measure_connections(results: Results, nsqd: Nsqd) -> None:
                     busy = measured_cpu([pid], STEADY_SECONDS)
                     done = nsqd.channel(topic)["message_count"] - before
             setting = f"connections, {STEADY_RATE:,} messages/s, {max_in_flight:,} in flight"
-            for quantity, unit, value in (
-                (CPU, "us a message", busy / done * 1e6),
-                ("CPU when idle", "% of a core", idle / 2.0 * 100),
-                ("memory", "KiB a connection", each),
-            ):
-                results.add(Figure("curves", setting, f"{count:,}", quantity, unit, count), value)
+            _add(results, setting, count, CPU, "us a message", busy / done * 1e6)
+            _add(results, setting, count, "CPU when idle", "% of a core", idle / 2.0 * 100)
+            _add(results, setting, count, "memory", "KiB a connection", each)
 
 
 def measure_greenlets(results: Results, nsqd: Nsqd) -> None:
@@ -92,11 +89,10 @@ def _measure_own(results: Results, nsqd: Nsqd, setting: str, task: Task, size: i
         said = compare.once(nsqd, task, command, task.count, "", lambda number: b"x" * size)
         if said is None:
             return
-        client = f"{task.x:,}"
-        results.add(Figure("curves", setting, client, RATE, "messages/s", task.x), said["rate"])
-        results.add(Figure("curves", setting, client, CPU, "us a message", task.x), said["cpu"])
+        _add(results, setting, task.x, RATE, "messages/s", said["rate"])
+        _add(results, setting, task.x, CPU, "us a message", said["cpu"])
         if "bytes" in setting:
-            results.add(Figure("curves", setting, client, "bytes", "MB/s", task.x), said["rate"] * size / 1e6)
+            _add(results, setting, task.x, "bytes", "MB/s", said["rate"] * size / 1e6)
 
 
 def measure_processes(results: Results, nsqd: Nsqd) -> None:
@@ -111,12 +107,13 @@ def measure_processes(results: Results, nsqd: Nsqd) -> None:
                     nsqd.client.unpause_channel(topic, "bench")
                     nsqd.wait_until_empty(topic)
                     seconds, spent = time.perf_counter() - started, sum(map(cpu, pids)) - before
-            for quantity, unit, value in (
-                (RATE, "messages/s", MESSAGES / seconds),
-                (CPU, "us a message", spent / MESSAGES * 1e6),
-            ):
-                setting = "consumer processes on one channel"
-                results.add(Figure("curves", setting, f"{count:,}", quantity, unit, count), value)
+            setting = "consumer processes on one channel"
+            _add(results, setting, count, RATE, "messages/s", MESSAGES / seconds)
+            _add(results, setting, count, CPU, "us a message", spent / MESSAGES * 1e6)
+
+
+def _add(results: Results, setting: str, x: float | None, quantity: str, unit: str, value: float) -> None:
+    results.add(Figure("curves", setting, f"{x:,}", quantity, unit, x), value)
 
 
 # --- consumers in processes of their own
