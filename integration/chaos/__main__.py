@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import random
 import shlex
@@ -12,7 +11,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import gevent
@@ -111,17 +109,6 @@ class Run:
                 self.violations.append(f"stderr of {path.stem}: {text[-1500:]}")
 
 
-@contextlib.contextmanager
-def folder_of_run(kept: list[str]) -> Iterator[Path]:
-    """Make a folder, and remove it unless something was found."""
-    folder = Path(tempfile.mkdtemp(prefix="gnsq-chaos-"))
-    try:
-        yield folder
-    finally:
-        if not kept:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Disturb programs that use NSQ, and account for every body.")
     parser.add_argument("--seconds", type=float, default=60, help="time with faults; the end takes up to 2 min more")
@@ -136,22 +123,20 @@ def main() -> int:
     print(f"chaos: seed {seed}", flush=True)
     chosen = random.Random(seed)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("chaos: SIGTERM"))  # all servers and workers are ended
-    found: list[str] = ["interrupted"]
-    with folder_of_run(found) as folder:
-        if given.commands:
-            found[:] = commands.run(folder, chosen, given.seconds, is_fake=given.fake)
-        else:
-            found[:] = disturb(folder, chosen, given.seconds, given.interval, is_fake=given.fake)
-        if not found:
-            print("chaos: all invariants hold")
-            return 0
-        for text in found:
-            print(f"chaos: VIOLATED {text}")
-        words = [sys.executable, "-m", "integration.chaos", f"--seconds={given.seconds:g}", f"--seed={seed}"]
-        words += [f"--interval={given.interval:g}", *(["--fake"] if given.fake else [])]
-        words += ["--commands"] if given.commands else []
-        print(f"chaos: ledgers and logs are in {folder}; again: {shlex.join(words)}")
-        return 1
+    folder = Path(tempfile.mkdtemp(prefix="gnsq-chaos-"))
+    if given.commands:
+        found = commands.run(folder, chosen, given.seconds, is_fake=given.fake)
+    else:
+        found = disturb(folder, chosen, given.seconds, given.interval, is_fake=given.fake)
+    if not found:
+        shutil.rmtree(folder, ignore_errors=True)
+        print("chaos: all invariants hold")
+        return 0
+    for text in found:
+        print(f"chaos: VIOLATED {text}")
+    again = shlex.join([sys.executable, "-m", "integration.chaos", *sys.argv[1:], f"--seed={seed}"])
+    print(f"chaos: ledgers and logs are in {folder}; again: {again}")
+    return 1
 
 
 def disturb(folder: Path, chosen: random.Random, seconds: float, interval: float, *, is_fake: bool) -> list[str]:

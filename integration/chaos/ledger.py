@@ -155,7 +155,7 @@ class Judge:
     ) -> None:
         self.lives, self.faults, self.nodes, self.in_flight = lives, faults, nodes, in_flight
         self._memory, self._refused = memory, refused
-        self.notes: Counter[str] = Counter()
+        self._excused = 0  # losses that a fault explains
         self._outcomes = {key: (life, *found) for life in lives for key, found in life.outcomes.items()}
         self._published = {
             key: (life, time, due) for life in lives for time, _, _, due, keys in life.publishes for key in keys
@@ -190,11 +190,10 @@ class Judge:
 
     def summary(self) -> str:
         outcomes = Counter(found[2] for found in self._outcomes.values())
+        again = sum(each.attempts > 1 for each in self._deliveries)
         parts = [f"{len(self._published):,} bodies", *(f"{count:,} {name}" for name, count in outcomes.items())]
-        parts.append(f"{len(self._deliveries):,} deliveries, {sum(d.attempts > 1 for d in self._deliveries):,} of them")
-        parts[-1] += f" again; {sum(len(life.lost) for life in self.lives):,} connections lost"
-        parts += [f"{count:,} {name}" for name, count in self.notes.items()]
-        return "; ".join(parts)
+        parts.append(f"{len(self._deliveries):,} deliveries, {again:,} of them again")
+        return "; ".join([*parts, f"{self._excused:,} lost with a killed nsqd or a full disk"])
 
     def _is_disturbed(
         self,
@@ -234,7 +233,7 @@ class Judge:
                 if (channel, key) not in given_up:
                     names = {self.nodes[address] for address in addresses}
                 if any(self._loses(fault, channel, key) for fault in self.faults if fault.target in names):
-                    self.notes["lost with a killed nsqd or a full disk"] += 1
+                    self._excused += 1
                 else:
                     yield f"{key} in {channel}, confirmed at {ended:.2f} by {sorted(names)}{self._history(key)}"
 
@@ -266,9 +265,7 @@ class Judge:
         for each in self._deliveries:
             _, _, outcome, _, text = self._outcomes.get(each.key, (None, 0.0, "", [], ""))
             if each.key not in self._published:
-                if self._full_disks(each.nsqd, each.received):
-                    self.notes["torn by a full disk"] += 1
-                else:
+                if not self._full_disks(each.nsqd, each.received):
                     yield f"{each.key[:80]!r} was not published: {each}"
             elif outcome in ("refused", "not sent", "other"):
                 yield f"{each.key}, {outcome} ({text}): {each}"
@@ -295,7 +292,6 @@ class Judge:
                 if not life.settings["options"]["allow_duplicates"]:
                     yield f"{key} as {sorted(found)}{self._history(key)}"
         for life in self.lives:
-            self.notes["published twice, as allowed"] += extra[life.name]
             if life.has_ended and extra[life.name] > life.counts.get("possibly_duplicated", 0):
                 yield f"{life.name}: {extra[life.name]}, counted as possibly duplicated: {life.counts}"
 
@@ -309,7 +305,6 @@ class Judge:
                 touches = first.worker.settings["way"] == "touching"
                 is_late = not touches and first.answered - first.received > MSG_TIMEOUT - SLACK
                 if first.answer == "finish" and again.time > first.answered:
-                    self.notes["finished and came again"] += 1
                     # It may have been on its way for nearly as long as its timeout, and its FIN for a moment.
                     names, since = {self.nodes[nsqd], first.worker.name}, first.received - MSG_TIMEOUT
                     is_disturbed = self._is_disturbed(names, since, min(again.time, first.answered + FIN_TIME))
@@ -388,7 +383,6 @@ class Judge:
                 limits = lives[name].limits
                 later = [limit for at, limit in limits if time - LOWERED <= at <= time]
                 before = [limit for at, limit in limits if at < time - LOWERED][-1:]
-                self.notes["looks at a consumer's messages in flight"] += 1
                 lost = lives[name].lost
                 too_many = [
                     began

@@ -5,7 +5,6 @@ A test that has no time left is run once. All tests share the time, and one that
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import Counter
 
@@ -27,14 +26,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Rounds:
-    """Repeats tests, and counts their rounds and inputs."""
+    """Repeats tests, and counts their rounds."""
 
     def __init__(self, seconds: float) -> None:
         self._ends = time.monotonic() + seconds
         self._left = 0
-        self._running = ""
         self._rounds: Counter[str] = Counter()
-        self._inputs: Counter[str] = Counter()
         self._failed: list[tuple[str, int]] = []
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -43,9 +40,7 @@ class Rounds:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Function) -> object:
         first, self._left = core.global_force_seed, self._left - 1
-        self._running = item.nodeid
         ends = time.monotonic() + (self._ends - time.monotonic()) / (self._left + 1)
-        self._count_inputs(item)
         try:
             result = yield
             self._rounds[item.nodeid] += 1
@@ -60,25 +55,9 @@ class Rounds:
             core.global_force_seed = first
         return result
 
-    def _count_inputs(self, item: pytest.Function) -> None:
-        # The tests of one function with several parameters share it.
-        handle = getattr(item.obj, "hypothesis", None)
-        if handle is None or hasattr(handle.inner_test, "__wrapped__"):
-            return
-        test = handle.inner_test
-
-        @functools.wraps(test)
-        def counted(*arguments: object, **keywords: object) -> object:
-            self._inputs[self._running] += 1
-            return test(*arguments, **keywords)
-
-        handle.inner_test = counted
-
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("random tests")
         for name, count in self._rounds.items():
-            inputs = f", {self._inputs[name]:,} inputs" if self._inputs[name] else ""
-            terminalreporter.line(f"{name}: {count} rounds{inputs}")
-        terminalreporter.line(f"{self._rounds.total():,} rounds, {self._inputs.total():,} inputs")
+            terminalreporter.line(f"{name}: {count} rounds")
         for name, seed in self._failed:
             terminalreporter.line(f"to repeat: make fuzz SECONDS=0 SEED={seed} ONLY='{name}'")
