@@ -1,46 +1,28 @@
-"""Batches, and what the job leaves: files as the queries name them, checkpoints as Spark writes them."""
+"""Messages, batches and tables."""
 
 import datetime as dt
 import json
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import Row
 
 from gnsq.spark.pipeline.delta import delta_location
-
-UTC = dt.UTC
-
-
-def put_checkpoint(location):
-    """Write what tells that a checkpoint is there, as Spark 4 does."""
-    location.mkdir(parents=True, exist_ok=True)
-    (location / "metadata").write_text('{"id":"a"}')
-
-
-def put_batch(location, number, offsets):
-    """Write what tells that a batch has begun and the one before is done, as Spark does."""
-    for log, batch_id, text in (("offsets", number, offsets), ("commits", number - 1, "")):
-        (location / log).mkdir(parents=True, exist_ok=True)
-        (location / log / f"{batch_id}").write_text(text)
-        (location / log / f".{batch_id}.crc").write_text(text)
-
+from gnsq.spark.pipeline.events import plan
+from gnsq.spark.pipeline.parquet import write
 
 MESSAGES = (
     "body binary, message_id string, attempts int, published_at timestamp, received_at timestamp, nsqd string, "
     "topic string"
 )
-PUBLISHED_AT = dt.datetime(2026, 12, 1, tzinfo=UTC)
+PUBLISHED_AT = dt.datetime(2026, 11, 20, 10, tzinfo=dt.UTC)
 
 
-def message(number, body, topic="clicks"):
-    """A row as the source gives it."""
-    return (bytearray(body), f"{number:016}", 1, PUBLISHED_AT, PUBLISHED_AT, "127.0.0.1:4150", topic)
-
-
-def messages(spark, bodies, topic="clicks"):
-    """Rows as the source gives them, for these bodies."""
-    return spark.createDataFrame([message(number, body, topic) for number, body in enumerate(bodies)], MESSAGES)
+def messages(bodies, first=0):
+    """Rows as the source gives them, with ids from the first on."""
+    more = 1, PUBLISHED_AT, PUBLISHED_AT, "127.0.0.1:4150", "clicks"
+    return [(bytearray(body), f"{number:016}", *more) for number, body in enumerate(bodies, first)]
 
 
 class Rows:
@@ -63,8 +45,29 @@ class Rows:
         return self._found
 
 
+# By settings and messages: Spark parses the same ones once for all tests.
+_PARSED = {}
+
+
+def parsed_messages(spark, settings, rows):
+    """The events of these messages, and what foreachBatch is called with."""
+    key = repr((settings, rows))
+    if key not in _PARSED:
+        events = plan(spark.createDataFrame(rows, MESSAGES), settings)
+        _PARSED[key] = events, events.frame.toArrow()
+    events, table = _PARSED[key]
+    return events, Rows(spark, table)
+
+
 def event(time, page="/", user="u", **more):
     return json.dumps({"time": time.isoformat(), "user": user, "page": page, **more}).encode()
+
+
+def written(table, batch_id, rows):
+    """The files of a batch with these rows, as tasks write them."""
+    target = table.target(batch_id)
+    batch = pa.RecordBatch.from_pylist(list(rows), schema=target.schema)
+    return list(write([batch], lambda rows: [(target, rows)]))
 
 
 def delta_table(location):

@@ -27,6 +27,11 @@ def metric(name="pages", **settings):
     return MetricSettings(name=name, **{"table": "clicks", "keys": ("page",), **settings})
 
 
+def addresses(nsqd):
+    """The settings with the addresses of an nsqd."""
+    return {"nsqd_tcp_addresses": (nsqd.tcp_address,), "nsqd_http_addresses": (nsqd.http_address,)}
+
+
 def job(path, *queries, **settings):
     """A job of these tables and metrics; default: the table clicks."""
     if not {"nsqd_tcp_addresses", "lookupd_http_addresses"} & set(settings):

