@@ -13,8 +13,7 @@ import pytest
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline import job as job_module
 from gnsq.spark.pipeline import query as query_module
-from gnsq.spark.pipeline.checkpoint import delete_read
-from gnsq.spark.pipeline.checks import check_places, check_work, create_channels, survey
+from gnsq.spark.pipeline.checks import check_work, create_channels, survey
 from gnsq.spark.pipeline.job import Job, run
 from gnsq.spark.pipeline.status import read_status
 from gnsq.spark.pipeline.tables import SettingError
@@ -24,7 +23,7 @@ from gnsq.spark.spool.spool import Spool
 from gnsq.spark.uris import join_uri
 from tests.spark.helpers import channel_stats, columns, publish, wait_for
 from tests.spark.pipeline.helpers import delta_table, table_rows
-from tests.spark.pipeline.jobs import SCHEMA, job, metric, parsed, table
+from tests.spark.pipeline.jobs import SCHEMA, addresses, job, metric, parsed, table
 
 GOOD = [b'{"user": "u%d", "page": "/", "ms": %d}' % (number, number) for number in range(30)]
 BAD = [b"not json", b'{"user": "u1", "page": "/", "ms": 0.5}']
@@ -40,8 +39,7 @@ def settings_of(fakensqd, tmp_path):
     """Makes the settings of a job on the emulator."""
 
     def make(*queries, **changes):
-        addresses = {"nsqd_tcp_addresses": (fakensqd.tcp_address,), "nsqd_http_addresses": (fakensqd.http_address,)}
-        return job(tmp_path, *queries, **{**addresses, **changes})
+        return job(tmp_path, *queries, **{**addresses(fakensqd), **changes})
 
     return make
 
@@ -57,29 +55,6 @@ def test_a_job_with_functions_in_a_spark_of_another_time_zone_is_warned_of(spark
     time.tzset()
 
     assert [record.args for record in caplog.records if "time zone" in record.message] == [("+0545",)]
-
-
-@pytest.fixture
-def run_once(spark):
-    """Runs a job to its end; gives the records that it reported, and its summary."""
-
-    def run_once(settings, *, take_over=False):
-        reports = []
-        check_work(settings)
-        check_places(settings)
-        running = Job(spark, settings, reports.append, once=True, take_over=take_over)
-        try:
-            create_channels(settings, once=True, wait=lambda seconds: False)
-            running.start()
-            assert running.wait(lambda: False)
-            running.check_drained()
-        finally:
-            for query in spark.streams.active:
-                query.stop()
-            summary = running.close(finished=True)
-        return reports, summary
-
-    return run_once
 
 
 @pytest.fixture
@@ -103,9 +78,7 @@ def watched(spark):
 
 
 @pytest.mark.spark
-def test_job_reads_and_counts_what_is_there_once_and_a_changed_metric_is_counted_anew(
-    spark, run_once, fakensqd, settings_of, tmp_path
-):
+def test_job_reads_and_counts_what_is_there_once(spark, fakensqd, settings_of, tmp_path):
     publish(fakensqd, "clicks", GOOD + BAD)
     # The function raises for 0 ms.
     clicks = table(parse=parsed(COLUMNS), where="halved(ms) >= 0")
@@ -118,7 +91,8 @@ def test_job_reads_and_counts_what_is_there_once_and_a_changed_metric_is_counted
             _, *others = columns(*range(5))
             spool.writer(receiver).write(1, [pa.array(GOOD[:5], pa.binary()), *others])
 
-    reports, summary = run_once(settings)
+    lines = []
+    summary = run(spark, settings, once=True, report=lines.append)
 
     archived = table_rows(tmp_path / "output" / "clicks")
     assert len(archived) == len({(row["_nsqd"], row["_message_id"]) for row in archived}) == 33
@@ -129,29 +103,24 @@ def test_job_reads_and_counts_what_is_there_once_and_a_changed_metric_is_counted
     dead = sorted((row["_body"], row["_reason"]) for row in table_rows(tmp_path / "output" / "clicks_dead"))
     no_event, raised = "parse gives null, or can't be computed", "where can't be computed: halved(ms) >= 0"
     assert dead == sorted([*((body, no_event) for body in BAD), *2 * [(GOOD[0], raised)]])
-    assert all("backlog " in line for line in reports[:-1]) or not HAS_READ_LIMITS
-    assert reports[-1].startswith("pages    count ")
+    batches = [line for line in lines if re.match(r"clicks +batch +\d+: ", line)]
+    assert batches
+    assert all("backlog " in line for line in batches) or not HAS_READ_LIMITS
+    assert any(line.startswith("pages    count ") for line in lines)
     assert channel_stats(fakensqd, "clicks", "clicks")["depth"] == 0
     noted = read_status(settings.queries[0])
     assert noted.committed == noted.begun >= 0
     assert summary.progress() == "clicks 42 of 42"
 
-    publish(fakensqd, "clicks", GOOD[:10])
-    changed = settings_of(PARSED, metric(keys=("page", "user")))
+    # The next start has other settings.
     with pytest.raises(JobFailed, match=r"with --once until it says .* Then move away .* and --take-over"):
-        Job(spark, changed, print, once=True)
-    delete_read(settings.queries[0])  # as the end of a run with --once does
-    (tmp_path / "work/clicks/checkpoint").rename(tmp_path / "before")
-    run_once(changed, take_over=True)
-
-    rows = table_rows(tmp_path / "output" / "pages")
-    assert sum(row["count"] for row in rows if row["user"]) == 43
+        Job(spark, settings_of(PARSED, metric()), print, once=True)
     with pytest.raises(SettingError, match=r"^\[tables.clicks\] columns do not fit: .* has column ms of type integer"):
         Job(spark, settings_of(table(parse=parsed(COLUMNS.replace("INT", "STRING")))), print, once=True)
 
 
 @pytest.mark.spark
-def test_queries_of_several_topics_and_kinds_harm_no_other(run_once, fakecluster, tmp_path):
+def test_queries_of_several_topics_and_kinds_harm_no_other(spark, fakecluster, tmp_path):
     first, second = fakecluster.nsqds
     publish(first, "frames", [b"\xff\x00"])
     order = b'{"at": {"ms": %d}, "page": %d}'
@@ -172,7 +141,7 @@ def test_queries_of_several_topics_and_kinds_harm_no_other(run_once, fakecluster
     )
     wait_for(lambda: {"frames", "events.orders", "events.eu"} <= survey(settings).topic_names)
 
-    _, summary = run_once(settings)
+    summary = run(spark, settings, once=True)
 
     frames, events, dead = (table_rows(tmp_path / "output" / name) for name in ("frames", "events", "events_dead"))
     assert [row["_body"] for row in frames] == [b"\xff\x00"]
@@ -184,11 +153,11 @@ def test_queries_of_several_topics_and_kinds_harm_no_other(run_once, fakecluster
 
 @pytest.mark.spark
 def test_advice_about_a_damaged_checkpoint_loses_nothing_and_a_new_one_is_refused_without_take_over(
-    run_once, fakensqd, settings_of, tmp_path
+    spark, fakensqd, settings_of, tmp_path
 ):
     settings = settings_of(RAW[0])
     publish(fakensqd, "clicks", GOOD[:10])
-    run_once(settings)
+    run(spark, settings, once=True)
     publish(fakensqd, "clicks", GOOD[10:])
     # The job was killed after FIN: nsqd has these messages no more.
     drain_channel(settings.queries[0].read_options)
@@ -196,27 +165,35 @@ def test_advice_about_a_damaged_checkpoint_loses_nothing_and_a_new_one_is_refuse
     checkpoint = Path(settings.queries[0].checkpoint)
     (checkpoint / "metadata").unlink()
     with pytest.raises(JobFailed, match="move this directory away, leave the spool as it is, and start with --take-"):
-        run_once(settings)
+        run(spark, settings, once=True)
 
     checkpoint.rename(tmp_path / "damaged")
     with pytest.raises(
         JobFailed, match=r"clicks belongs to the checkpoint .*; this job's checkpoint is new.*--take-over"
     ):
-        run_once(settings)
+        run(spark, settings, once=True)
     assert len(table_rows(tmp_path / "output" / "clicks")) == 10
-    run_once(settings, take_over=True)
+    run(spark, settings, once=True, take_over=True)
 
     assert {row["_body"] for row in table_rows(tmp_path / "output" / "clicks")} == set(GOOD)
 
 
 @pytest.mark.spark
-def test_query_that_fails_starts_again_alone(watched, fakensqd, settings_of, tmp_path, monkeypatch, caplog):
+def test_query_that_fails_starts_again_alone_and_a_job_ends_before_its_next_batch_when_another_one_has_begun(
+    watched, fakensqd, settings_of, tmp_path, monkeypatch, caplog
+):
     monkeypatch.setattr(query_module, "FIRST_PAUSE", 0.2)
+    begun = []
+
+    def check():
+        if begun:
+            raise JobFailed("work was taken by another job")
+
     publish(fakensqd, "clicks", GOOD)
     failing = tmp_path / "work" / "frames" / "spool"
     failing.parent.mkdir(parents=True)
     failing.write_text("no directory")
-    running = watched(settings_of(*RAW))
+    running = watched(settings_of(*RAW), check_lock=check)
     clicks, frames = (each.status for each in running.queries)
 
     running.wait(lambda: clicks.record.total.rows == 30 and frames.record.failure)
@@ -228,9 +205,15 @@ def test_query_that_fails_starts_again_alone(watched, fakensqd, settings_of, tmp
     assert (frames.record.failure, frames.record.is_running, frames.record.restarts > 0) == ("", True, True)
     assert not re.search(r"query clicks has failed.*that can be written", caplog.text)
 
+    begun.append(True)
+    publish(fakensqd, "clicks", GOOD)
+    with pytest.raises(JobFailed, match=r"^work was taken by another job"):
+        running.wait(lambda: False)
+    assert len(table_rows(tmp_path / "output" / "clicks")) == 30
+
 
 @pytest.mark.spark
-def test_with_once_a_query_has_three_tries_and_the_others_go_on(run_once, fakensqd, settings_of, monkeypatch, tmp_path):
+def test_with_once_a_query_has_three_tries_and_the_others_go_on(spark, fakensqd, settings_of, monkeypatch, tmp_path):
     monkeypatch.setattr(query_module, "TRY_PAUSE", 0.0)
     publish(fakensqd, "clicks", GOOD[:2])
     (tmp_path / "sinks.py").write_text("calls = []\ndef sink(rows, batch_id):\n    calls.append(1)\n    1 / 0\n")
@@ -240,7 +223,7 @@ def test_with_once_a_query_has_three_tries_and_the_others_go_on(run_once, fakens
     queries = table(format="raw", sink="sinks:sink"), RAW[1]
     settings = settings_of(*queries, max_rows_per_batch=1, nsq={"segmentTime": "0.001"})
     with pytest.raises(JobFailed, match=r"^query clicks: ZeroDivisionError[^;]*$"):
-        run_once(settings)
+        run(spark, settings, once=True)
 
     import sinks
 
@@ -252,9 +235,11 @@ def test_with_once_a_query_has_three_tries_and_the_others_go_on(run_once, fakens
 @pytest.mark.parametrize(
     ("queries", "words"),
     [
-        pytest.param([table(partition_by=["nothing"])], r"\[tables\.clicks\] partition_by.*nothing", id="partition"),
+        pytest.param(
+            [table(format="raw", partition_by=["nothing"])], r"\[tables\.clicks\] partition_by.*nothing", id="partition"
+        ),
         pytest.param([table(format="raw", sink="nowhere_at_all:f")], "nowhere_at_all", id="sink"),
-        pytest.param([table(), metric(keys=("nothing",))], r"\[metrics\.pages\].*nothing", id="key"),
+        pytest.param([RAW[0], metric(keys=("nothing",))], r"\[metrics\.pages\].*nothing", id="key"),
     ],
 )
 def test_wrong_setting_is_told_before_anything_is_read(spark, settings_of, queries, words):
@@ -335,10 +320,9 @@ def test_job_waits_until_its_sources_have_ended(settings_of, hub, monkeypatch, c
 def test_two_jobs_run_side_by_side_in_a_session_and_leave_it_as_it_was(fakensqd, caller, s3, tmp_path):
     base, frames = s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"), [bytes([n, 255, 0]) for n in range(20)]
     output = join_uri(base, "output")
-    addresses = {"nsqd_tcp_addresses": (fakensqd.tcp_address,), "nsqd_http_addresses": (fakensqd.http_address,)}
     places = {"work": join_uri(base, "work"), "output": output, "checkpoint": str(tmp_path / "checkpoint")}
-    counting = job(tmp_path, PARSED, metric(), **places, **addresses)
-    endless = job(tmp_path / "frames", table("frames", format="raw"), **addresses)
+    counting = job(tmp_path, PARSED, metric(), **places, **addresses(fakensqd))
+    endless = job(tmp_path / "frames", table("frames", format="raw"), **addresses(fakensqd))
     publish(fakensqd, "clicks", GOOD + BAD)
     publish(fakensqd, "frames", frames)
     stop, lines = threading.Event(), []
@@ -365,26 +349,3 @@ def test_two_jobs_run_side_by_side_in_a_session_and_leave_it_as_it_was(fakensqd,
     assert sorted(row["_body"] for row in table_rows(tmp_path / "frames/output/frames")) == frames
     assert (caller.conf.get(PARTITIONS), caller.conf.get(ZONE)) == ("7", "America/New_York")
     assert not caller.streams.active
-
-
-@pytest.mark.spark
-def test_job_ends_before_its_next_batch_when_another_one_has_begun(
-    watched, fakensqd, settings_of, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(query_module, "FIRST_PAUSE", 0.2)
-    begun = []
-
-    def check():
-        if begun:
-            raise JobFailed("work was taken by another job")
-
-    publish(fakensqd, "clicks", GOOD)
-    running = watched(settings_of(*RAW), check_lock=check)
-    running.wait(lambda: running.queries[0].status.record.total.rows == 30)
-    begun.append(True)
-    publish(fakensqd, "clicks", GOOD)
-
-    with pytest.raises(JobFailed, match=r"^work was taken by another job"):
-        running.wait(lambda: False)
-
-    assert len(table_rows(tmp_path / "output" / "clicks")) == 30

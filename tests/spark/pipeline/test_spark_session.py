@@ -95,17 +95,6 @@ def test_queries_are_stopped_at_the_same_time(caplog, failure):
     assert ("did not stop" in caplog.text) is isinstance(failure, Py4JError)
 
 
-def test_last_words_of_a_program_come_to_its_stderr_though_spark_is_stopping(tmp_path, capfd):
-    with spark_session._stderr_to(tmp_path / "log"):
-        os.write(2, b"of Spark\n")
-        spark_session.restore_stderr()
-        os.write(2, b"ended at once\n")
-    os.write(2, b"after it\n")
-
-    assert capfd.readouterr().err == "ended at once\nafter it\n"
-    assert (tmp_path / "log").read_text() == "of Spark\n"
-
-
 @pytest.mark.spark
 def test_checkpoint_keeps_the_store_of_state_that_it_was_made_with(spark, tmp_path):
     (tmp_path / "in").mkdir()
@@ -133,11 +122,25 @@ def test_checkpoint_keeps_the_store_of_state_that_it_was_made_with(spark, tmp_pa
 
 @pytest.mark.spark
 @pytest.mark.subprocess
-def test_setting_with_which_java_does_not_start_is_told_in_one_line(tmp_path):
+def test_java_has_a_temporary_directory_that_is_deleted_and_why_it_does_not_start_is_told_in_one_line(
+    tmp_path, monkeypatch
+):
     (tmp_path / "log").write_text("of an earlier run\n")
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "log")]
+    folder, home = tmp_path / "with blanks", tmp_path / "home"
+    folder.mkdir()
+    (home / "bin").mkdir(parents=True)
+    # Notes Java's arguments, unless it runs what finds these.
+    (home / "bin" / "java").write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *launcher.Main*|*-version) ;; *) printf \'%s\\n\' "$@" '
+        f">{shlex.quote(str(tmp_path))}/arguments ;; esac\n"
+        f'exec {shlex.quote(find_java().home.as_posix())}/bin/java "$@"\n'
+    )
+    (home / "bin" / "java").chmod(0o700)
+    for name, value in {"TMPDIR": folder, "JAVA_HOME": home, "SPARK_SUBMIT_OPTS": "-Da=b"}.items():
+        monkeypatch.setenv(name, str(value))
 
-    done = run(*command, limit=110)
+    done = run(sys.executable, "-c", PROGRAM, str(tmp_path / "log"), limit=110)
 
     # PySpark 4.1 says what it could not make before the cause.
     assert done.stdout.startswith("Spark does not start: "), done.stderr
@@ -145,27 +148,6 @@ def test_setting_with_which_java_does_not_start_is_told_in_one_line(tmp_path):
         "Java has ended at once: Invalid maximum heap size: -Xmxlots: see the settings spark and master\n"
     )
     assert done.stdout.count("\n") == 1
-
-
-@pytest.mark.spark
-@pytest.mark.subprocess
-def test_java_has_a_temporary_directory_that_is_deleted(tmp_path, monkeypatch):
-    folder, home = tmp_path / "with blanks", tmp_path / "home"
-    folder.mkdir()
-    (home / "bin").mkdir(parents=True)
-    # Runs what finds Java's arguments, and notes these.
-    real = shlex.quote(find_java().home.as_posix())
-    (home / "bin" / "java").write_text(
-        "#!/bin/sh\n"
-        f'case "$*" in *launcher.Main*|*-version) exec {real}/bin/java "$@";; esac\n'
-        f"printf '%s\\n' \"$@\" >{shlex.quote(str(tmp_path))}/arguments; exit 1\n"
-    )
-    (home / "bin" / "java").chmod(0o700)
-    for name, value in {"TMPDIR": folder, "JAVA_HOME": home, "SPARK_SUBMIT_OPTS": "-Da=b"}.items():
-        monkeypatch.setenv(name, str(value))
-
-    run(sys.executable, "-c", PROGRAM, str(tmp_path / "log"))
-
     arguments = (tmp_path / "arguments").read_text().splitlines()
     [found] = [each for each in arguments if each.startswith("-Djava.io.tmpdir=")]
     assert found.startswith(f"-Djava.io.tmpdir={folder}/gnsq-{os.getuid()}/spark-")
@@ -174,24 +156,17 @@ def test_java_has_a_temporary_directory_that_is_deleted(tmp_path, monkeypatch):
 
 
 @pytest.mark.spark
-def test_value_of_a_setting_that_spark_refuses_is_told(spark):
+def test_setting_that_spark_refuses_and_an_exception_of_java_are_told_in_one_line(spark, monkeypatch):
     words = r"^Spark does not start: .*The value 'many' in the config .*spark.sql.shuffle.partitions.* is invalid\. "
 
     # Spark runs already, and takes the settings as at its start.
     with pytest.raises(JobFailed, match=words), open_session("x", settings={PARTITIONS: "many"}):
         pytest.fail("started")
-
     assert spark.conf.get(PARTITIONS) == "1"
 
-
-@pytest.mark.spark
-def test_exception_of_java_is_told_in_one_line(spark, monkeypatch):
     monkeypatch.setattr(spark_session, "_stop", lambda *given, **named: None)
-
-    with (
-        pytest.raises(JobFailed, match=r"^java.util.NoSuchElementException: No value present$"),
-        open_session("x") as found,
-    ):
+    words = r"^java.util.NoSuchElementException: No value present$"
+    with pytest.raises(JobFailed, match=words), open_session("x") as found:
         found._jvm.java.util.Optional.empty().orElseThrow()
 
 
