@@ -20,14 +20,10 @@ from gnsq.spark.pipeline.checks import (
 from gnsq.spark.spool.spool import Spool
 from tests.kit.commands import invoke
 from tests.spark.helpers import channel_stats, publish, wait_for
-from tests.spark.pipeline.jobs import job, table
+from tests.spark.pipeline.jobs import addresses, job, table
 
 # Two queries of one topic.
 BOTH = (table(), table("pages", topics=("clicks",)))
-
-
-def addresses(nsqd):
-    return {"nsqd_tcp_addresses": (nsqd.tcp_address,), "nsqd_http_addresses": (nsqd.http_address,)}
 
 
 def check_both(settings):
@@ -137,20 +133,6 @@ def test_channel_of_a_topic_that_was_removed_is_told_also_if_no_nsqd_can_be_aske
 # --- nsqd and nsqlookupd
 
 
-def test_topics_are_found_at_nsqd_and_nsqlookupd(fakecluster, tmp_path):
-    publish(fakecluster.nsqds[0], "here", [b"1"])
-    publish(fakecluster.nsqds[1], "there", [b"1"])
-    lookupds = tuple(fakecluster.lookupd_http_addresses)
-    settings = job(
-        tmp_path,
-        nsqd_http_addresses=(fakecluster.nsqds[0].http_address, "127.0.0.1:1"),
-        lookupd_http_addresses=lookupds,
-    )
-
-    wait_for(lambda: survey(settings).topic_names == {"here", "there"})
-    assert len(survey(settings).failures) == 1
-
-
 def answers(*topics, failing=()):
     """Make the answers of an nsqd with these topics, and of others that fail."""
     counts = {(topic, ""): {} for topic in topics}
@@ -170,8 +152,7 @@ def test_run_for_ever_waits_for_who_does_not_answer_and_one_that_ends_fails(tmp_
         check_nsq(settings, NOBODY, once=True)
 
 
-@pytest.mark.parametrize("once", [False, True])
-def test_topic_that_nobody_has_is_refused_unless_it_is_still_to_come(tmp_path, caplog, once):
+def test_topic_that_nobody_has_is_refused_unless_it_is_still_to_come(tmp_path, caplog):
     settings = job(tmp_path, nsqd_http_addresses=("a:4151",), lookupd_http_addresses=("b:4161",))
     others = answers("click", "orders")
 
@@ -180,22 +161,21 @@ def test_topic_that_nobody_has_is_refused_unless_it_is_still_to_come(tmp_path, c
         match=r"^no nsqd of nsqd_http_addresses or lookupd_http_addresses has the topic clicks, near it are click: "
         r"correct topics of \[tables.clicks\], or give --new-topic if it is still to come$",
     ):
-        check_nsq(settings, others, once=once)
+        check_nsq(settings, others, once=False)
     with pytest.raises(JobFailed, match="has the topic clicks: correct"):
-        check_nsq(settings, answers(), once=once)
-    check_nsq(settings, others, once=once, new_topic=True)
+        check_nsq(settings, answers(), once=True)
+    check_nsq(settings, others, once=True, new_topic=True)
 
     assert "no nsqd has the topic clicks; waiting for it" in caplog.text
 
 
-@pytest.mark.parametrize("once", [False, True])
-def test_topic_that_the_job_has_read_before_may_be_gone(tmp_path, once):
+def test_topic_that_the_job_has_read_before_may_be_gone(tmp_path):
     settings = job(tmp_path, *BOTH, nsqd_http_addresses=("a:4151",))
     claim_spools(settings)
 
-    check_nsq(settings, answers(), once=once)
+    check_nsq(settings, answers(), once=True)
     with pytest.raises(JobFailed, match=r"no nsqd of .* has the topic clcks"):
-        check_nsq(job(tmp_path, table(topics=("clcks",)), nsqd_http_addresses=("a:4151",)), answers(), once=once)
+        check_nsq(job(tmp_path, table(topics=("clcks",)), nsqd_http_addresses=("a:4151",)), answers(), once=True)
 
 
 def test_all_is_well_or_an_nsqd_that_does_not_answer_may_have_the_topic(tmp_path, caplog):
@@ -234,22 +214,6 @@ def test_first_start_waits_for_nsqd_so_that_all_queries_get_everything(fakensqd,
     assert [channel_stats(fakensqd, "clicks", query.channel)["depth"] for query in settings.queries] == [2, 2]
 
 
-def test_topics_of_a_pattern_get_the_channels_of_all_queries(fakecluster, tmp_path):
-    queries = (table("web", topic_pattern="web.*"), table("pages", topic_pattern="web.*"))
-    lookupds = tuple(fakecluster.lookupd_http_addresses)
-    settings = job(tmp_path, *queries, table("all", topic_pattern=".*", format="raw"), lookupd_http_addresses=lookupds)
-    for nsqd, topic in zip(fakecluster.nsqds, ("web-1", "app"), strict=False):
-        publish(nsqd, topic, [b"1"])
-    wait_for(lambda: {"web-1", "app"} <= survey(settings).topic_names)
-
-    create_channels(settings, once=True, wait=pytest.fail)
-
-    for channel in ("web", "pages", "all"):
-        assert channel_stats(fakecluster.nsqds[0], "web-1", channel)["depth"] == 1
-    assert channel_stats(fakecluster.nsqds[1], "app", "all")["depth"] == 1
-    assert channel_stats(fakecluster.nsqds[1], "app", "web") is None
-
-
 def test_all_queries_get_all_of_a_topic_that_an_nsqd_gets_later(fakecluster, tmp_path):
     lookupds = tuple(fakecluster.lookupd_http_addresses)
     settings = job(tmp_path, *BOTH, table("views"), lookupd_http_addresses=lookupds)
@@ -280,16 +244,11 @@ def test_topic_that_nobody_has_is_not_created_even_if_that_shows_later(fakensqd,
     assert channel_stats(fakensqd, "clicks", "clicks")["depth"] == 0
 
 
-def test_channels_that_can_not_be_created_fail_a_job_that_ends(tmp_path):
-    settings = job(tmp_path, *BOTH, nsqd_http_addresses=("127.0.0.1:1",))
-
-    with pytest.raises(JobFailed, match=r"channels of clicks not created: .*127\.0\.0\.1:1"):
-        create_channels(settings, once=True, wait=pytest.fail)
-
-
 def test_wait_for_channels_ends_when_it_is_told_to_or_all_queries_have_begun(tmp_path, caplog):
     gone = job(tmp_path, *BOTH, nsqd_http_addresses=("127.0.0.1:1",))
     create_channels(gone, once=False, wait=lambda seconds: True)
+    with pytest.raises(JobFailed, match=r"channels of clicks not created: .*127\.0\.0\.1:1"):
+        create_channels(gone, once=True, wait=pytest.fail)
     claim_spools(gone)
 
     create_channels(gone, once=False, wait=pytest.fail)

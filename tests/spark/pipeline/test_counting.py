@@ -112,15 +112,18 @@ def test_a_long_round_is_followed_by_a_longer_pause():
     assert [pause_after(took, 60.0) for took in (0.5, 20.0, 30.0)] == [60.0, 60.0, 90.0]
 
 
-def test_the_end_does_not_wait_for_the_next_round(counting_of):
+def test_the_end_does_not_wait_for_the_next_round_or_for_metrics_that_are_not_there(counting_of):
     pages = Scripted("pages")
-    counting = counting_of(pages, every=600)
-    counting.start()
+    counting, nothing = counting_of(pages, every=600), counting_of(every=60)
+    for each in counting, nothing:
+        each.start()
     wait_for(lambda: counting.records[0].counted_at)
 
-    counting.finish()
-    wait_for(lambda: counting.is_done)
+    for each in counting, nothing:
+        each.finish()
 
+    assert nothing.is_done
+    wait_for(lambda: counting.is_done)
     assert pages.counts == 2
 
 
@@ -141,10 +144,3 @@ def test_a_count_that_is_stopped_is_no_failure(counting_of, caplog):
 
     assert counting.is_done
     assert (counting.records[0].failure, caplog.text) == ("", "")
-
-
-def test_a_job_without_metrics_has_nothing_to_wait_for(counting_of):
-    counting = counting_of(every=60)
-    counting.start()
-    counting.finish()
-    assert counting.is_done

@@ -1,20 +1,19 @@
 """Commits to Delta tables: each batch once, by its own checkpoint, and durable."""
 
 import datetime as dt
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.delta import BatchIdentity, Table, delta_location
-from gnsq.spark.pipeline.parquet import write
+from gnsq.spark.pipeline.delta import BatchIdentity, Table
 from gnsq.spark.pipeline.tables import SettingError
+from tests.spark.pipeline.helpers import delta_table as reader
+from tests.spark.pipeline.helpers import written
 
 SCHEMA = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("user", pa.string()), ("n", pa.int32())])
 DAY = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -37,11 +36,9 @@ def claimed(location, owner=OURS, *, take_over=False, **changes):
 
 
 def files(table, batch_id, *numbers, user="u"):
-    """Write a batch as tasks do, with a row for each number, each on a day of its own."""
-    target = table.target(batch_id)
+    """Write a batch with a row for each number, each on a day of its own."""
     rows = [{"event_time": DAY + dt.timedelta(days=number), "user": user, "n": number} for number in numbers]
-    batch = pa.RecordBatch.from_pylist(rows, schema=target.schema)
-    return list(write([batch], lambda rows: [(target, rows)]))
+    return written(table, batch_id, rows)
 
 
 def put(table, batch_id, *numbers, owner=OURS, offsets=1, settings=1):
@@ -53,11 +50,6 @@ def numbers(location):
     return sorted(reader(location).to_pyarrow_table(columns=["n"]).column("n").to_pylist())
 
 
-def reader(location):
-    uri, options = delta_location(location)
-    return DeltaTable(uri, storage_options=options)
-
-
 def log(location):
     return sorted(name for name in os.listdir(f"{location}/_delta_log") if name.endswith(".json"))
 
@@ -67,6 +59,7 @@ def test_other_batch_with_a_committed_number_is_refused(location):
     assert not put(archive, 0)
     assert log(location) == ["0" * 20 + ".json"]
     put(archive, 0, 1, 2)
+    assert reader(location).transaction_version(f"gnsq:{OURS}") == 0
 
     with pytest.raises(JobFailed, match=r"has batch 0 of this checkpoint, and another batch 0 runs.*--take-over"):
         put(archive, 0, 3, offsets=2)
@@ -78,7 +71,7 @@ def test_other_batch_with_a_committed_number_is_refused(location):
     assert numbers(location) == [1, 2]
 
 
-def test_batch_that_was_begun_with_other_settings_is_refused(location):
+def test_batch_that_was_begun_with_other_settings_or_is_older_than_the_table_is_refused(location):
     archive = claimed(location)
     put(archive, 0, 1, 2)
 
@@ -87,21 +80,8 @@ def test_batch_that_was_begun_with_other_settings_is_refused(location):
 
     assert put(archive, 1, 3, settings=2)
     assert not put(archive, 1, 3, settings=2)
-
-
-def test_status_tells_of_files_and_times(location):
-    archive = claimed(location)
-    put(archive, 0, 1)
-    put(archive, 1, 1)
-
-    status = table(location).status()
-
-    assert (status.rows, status.files) == (2, 2)
-    assert status.size == sum(path.stat().st_size for path in archive._root.rglob("part-*.parquet"))
-    assert abs(dt.datetime.now(dt.UTC) - status.committed_at) < dt.timedelta(minutes=1)
-    assert status.maintained_at is None
-    reader(location).optimize.compact()
-    assert table(location).status().maintained_at is not None
+    with pytest.raises(JobFailed, match=r"has batch 1 of this checkpoint, and batch 0 runs: .* older .* --take-over"):
+        put(archive, 0, 2)
 
 
 def tear_entries(location, count):
@@ -169,12 +149,10 @@ def test_table_that_no_job_has_made_is_refused(location):
         claimed(location)
 
 
-def test_directory_with_a_percent_sign_is_refused(tmp_path):
+def test_directory_with_a_percent_sign_or_files_that_belong_to_no_table_is_refused(location, tmp_path):
     with pytest.raises(JobFailed, match=r"^output '.*/a%20b' has a %, .*: give another directory$"):
         table(str(tmp_path / "a%20b"))
 
-
-def test_files_that_belong_to_no_table_are_refused(location, tmp_path):
     hour = tmp_path / "output of a job [1] é" / "archive" / "hour=2026-01-01T00"
     hour.mkdir(parents=True)
     (hour / "batch-000000000001-0.parquet").write_bytes(b"")
@@ -193,30 +171,7 @@ def test_job_that_has_lost_its_table_commits_nothing(location):
     assert numbers(location) == []
 
 
-def test_checkpoint_that_is_older_than_the_table_is_refused(location):
-    archive = claimed(location)
-    put(archive, 5, 1)
-
-    with pytest.raises(JobFailed, match=r"has batch 5 of this checkpoint, and batch 4 runs: .* older .* --take-over"):
-        put(archive, 4, 2)
-
-
 # --- schema and partitions
-
-
-def test_new_fields_are_added_and_old_rows_have_none(location):
-    put(claimed(location), 0, 1)
-
-    wider = claimed(location, schema=SCHEMA.append(pa.field("score", pa.float64())))
-
-    target = wider.target(1)
-    batch = pa.RecordBatch.from_pylist([{"event_time": DAY, "user": "u", "n": 2, "score": 0.5}], schema=target.schema)
-    wider.commit(BatchIdentity(OURS, 1, 1, 1), write([batch], lambda rows: [(target, rows)]))
-    put(claimed(location), 2, 3)
-    found = reader(location).to_pyarrow_table().sort_by("n").to_pylist()
-    assert [(row["n"], row["score"]) for row in found] == [(1, None), (2, 0.5), (3, None)]
-    # Readers that skip files find the rows without the field.
-    assert reader(location).to_pyarrow_dataset().to_table(filter=pc.field("score").is_null()).num_rows == 2
 
 
 def test_columns_that_come_at_once_are_all_added(location):
@@ -274,9 +229,8 @@ def test_entry_of_another_writer_is_on_the_disk_before_a_batch_follows_it(locati
 
 
 def test_batch_after_a_start_syncs_its_own_entry_alone(location, synced):
-    own = claimed(location)
     for batch_id in range(3):
-        put(own, batch_id, batch_id)
+        put(claimed(location), batch_id, batch_id)
     own = claimed(location)
     synced.clear()
 
@@ -285,18 +239,12 @@ def test_batch_after_a_start_syncs_its_own_entry_alone(location, synced):
     assert synced == [f"{4:020}.json"]
 
 
-@pytest.mark.parametrize(
-    ("partition_by", "words"),
-    [
-        pytest.param(["_day", "user"], "by _day, and the setting is _day, user now", id="more"),
-        pytest.param([], "by _day, and the setting is none", id="none"),
-    ],
-)
-def test_other_partitions_are_refused(location, partition_by, words):
+def test_other_partitions_are_refused(location):
     claimed(location)
 
-    with pytest.raises(SettingError, match=words):
-        claimed(location, partition_by=partition_by)
+    for partition_by, words in (["_day", "user"], "_day, user now"), ([], "none"):
+        with pytest.raises(SettingError, match=f"by _day, and the setting is {words}"):
+            claimed(location, partition_by=partition_by)
 
 
 def test_field_with_too_many_values_in_all_batches_is_refused(location):
@@ -364,14 +312,3 @@ def test_file_of_a_batch_that_is_not_whole_is_told_but_none_that_vacuum_has_dele
     (archive._root / file.path).write_bytes(b"")
     with pytest.raises(JobFailed, match=r"part-.* of log entry 0+4\.json is missing or not whole"):
         claimed(location)
-
-
-def test_log_says_what_readers_on_the_jvm_expect(location):
-    archive = claimed(location)
-    put(archive, 0, 1)
-
-    entry = (archive._root / "_delta_log" / log(location)[-1]).read_text().splitlines()
-    add = next(json.loads(line)["add"] for line in entry if line.startswith('{"add"'))
-    assert add["partitionValues"] == {"_day": "2026-01-02"}
-    assert json.loads(add["stats"])["minValues"]["event_time"] == "2026-01-02T00:00:00.000Z"
-    assert {"txn": {"appId": f"gnsq:{OURS}", "version": 0}} in [json.loads(line) for line in entry]

@@ -26,16 +26,12 @@ def test_one_job_at_a_time(tmp_path):
             pytest.fail("begun")
         with locked(work, lambda seconds: True) as other:
             assert other is None
+        # One that has not said yet who it is.
+        (tmp_path / "job.json").write_text("")
+        assert describe(work) == "running, process unknown"
     assert describe(work) == "not running"
     with locked(work, pytest.fail) as check:
         assert check is not None
-
-
-def test_job_that_has_not_said_who_it_is(tmp_path):
-    assert describe(str(tmp_path)) == "not running"
-    with locked(str(tmp_path), at_once):
-        (tmp_path / "job.json").write_text("")
-        assert describe(str(tmp_path)) == "running, process unknown"
 
 
 def test_lock_follows_no_symlink(tmp_path):

@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime as dt
-import json
 import os
 import signal
 import sys
@@ -28,14 +27,19 @@ from gnsq.spark.pipeline.maintenance import (
     maintain_tables,
     merge_files,
 )
-from gnsq.spark.pipeline.parquet import write
 from gnsq.spark.pipeline.status import Status
 from tests.kit import child, run_program
+from tests.spark.pipeline.helpers import written
 from tests.spark.pipeline.jobs import job
 
 SCHEMA = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("id", pa.int64()), ("body", pa.string())])
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 OLD, NEW = 1000.0, 9999.0
+
+
+def event(number):
+    time = START + dt.timedelta(days=number % 2, microseconds=number)
+    return {"event_time": time, "id": number, "body": f"body {number}"}
 
 
 class Archive:
@@ -50,23 +54,16 @@ class Archive:
     def append(self, batches=1, rows=10, files=1):
         """Commit batches, each with so many files of so many rows for each day."""
         for _ in range(batches):
-            written = []
+            found = []
             for _ in range(files):
-                ids = range(self.rows, self.rows + rows)
-                times = [START + dt.timedelta(days=number % 2, microseconds=number) for number in ids]
-                batch = pa.record_batch([times, list(ids), [f"body {number}" for number in ids]], schema=SCHEMA)
-                written += self.written(batch, self._batch)
+                found += written(self.table, self._batch, map(event, range(self.rows, self.rows + rows)))
                 self.rows += rows
-            self.table.commit(BatchIdentity("q", self._batch, 1, 1), written)
+            self.table.commit(BatchIdentity("q", self._batch, 1, 1), found)
             self._batch += 1
-
-    def written(self, batch, batch_id):
-        target = self.table.target(batch_id)
-        return list(write([batch], lambda rows: [(target, rows)]))
 
     def leave_orphan(self):
         """Write a file as a task does that is killed before its batch is committed."""
-        [file] = self.written(pa.record_batch([[START], [1], ["x"]], schema=SCHEMA), 99)
+        [file] = written(self.table, 99, [event(0)])
         return file.path
 
     def delta(self):
@@ -130,7 +127,8 @@ def test_small_files_become_one_and_old_ones_go(archive):
     assert maintain_table(archive.location, retention=0, quiet=0) == 0
     status = archive.table.status()
     assert (status.rows, status.files) == (50, 2)
-    assert status.maintained_at > status.committed_at
+    assert status.size == sum((archive.table._root / path).stat().st_size for path in archive.files_on_disk())
+    assert dt.datetime.now(dt.UTC) > status.maintained_at > status.committed_at
     assert list((archive.table._root / "_delta_log").glob("*.checkpoint.parquet"))
     # Statistics have whole milliseconds around a row of the last microseconds.
     last = pa.compute.field("event_time") == START + dt.timedelta(microseconds=48)
@@ -166,16 +164,16 @@ def test_what_others_commit_during_a_merge_wins_with_it(archive):
 def test_many_partitions_are_merged_in_one_commit(tmp_path):
     table = Table("t", str(tmp_path / "t"), SCHEMA, ["id", "_day"], time="event_time")
     table.claim("q", take_over=False)
+    rows = [{"event_time": START, "id": number} for number in (None, *range(149))]
     for batch_id in range(2):
-        target = table.target(batch_id)
-        batch = pa.record_batch([[START] * 150, list(range(150)), ["x"] * 150], schema=SCHEMA)
-        table.commit(BatchIdentity("q", batch_id, 1, 1), write([batch], lambda rows, to=target: [(to, rows)]))
+        table.commit(BatchIdentity("q", batch_id, 1, 1), written(table, batch_id, rows))
     before = DeltaTable(table.location).version()
 
     assert maintain_table(table.location, retention=None, quiet=0) == 300
 
     after = DeltaTable(table.location)
     assert (after.version() - before, len(after.file_uris())) == (2, 150)
+    assert after.to_pyarrow_table()["id"].to_pylist().count(None) == 2
 
 
 @pytest.mark.subprocess
@@ -183,7 +181,7 @@ def test_many_partitions_are_merged_in_one_commit(tmp_path):
 def test_processes_that_maintain_at_once_neither_lose_nor_double_rows(archive):
     """Batches go on meanwhile, too."""
     program = PROGRAM.format(
-        "for _ in range(4): maintenance.maintain_table(sys.argv[1], retention=3600, quiet=0)\nprint('ended')"
+        "for _ in range(2): maintenance.maintain_table(sys.argv[1], retention=3600, quiet=0)\nprint('ended')"
     )
     archive.append(10)
     with contextlib.ExitStack() as stack:
@@ -196,24 +194,6 @@ def test_processes_that_maintain_at_once_neither_lose_nor_double_rows(archive):
     assert outputs == ["ended\n"] * 2
     assert archive.ids() == list(range(archive.rows))
     assert archive.table.status().rows == archive.rows
-
-
-@pytest.mark.parametrize("by", [["id", "body"], []], ids=["number and text", "none"])
-def test_every_kind_of_partition_is_merged(tmp_path, by):
-    table = Table("archive", str(tmp_path / "t"), SCHEMA, by, time="event_time")
-    table.claim("q", take_over=False)
-    for batch_id in range(3):
-        target = table.target(batch_id)
-        batch = pa.record_batch([[START] * 3, [1, None, 2], ["it's", None, "a b"]], schema=SCHEMA)
-        table.commit(
-            BatchIdentity("q", batch_id, 1, 1), list(write([batch], lambda rows, target=target: [(target, rows)]))
-        )
-
-    assert maintain_table(str(tmp_path / "t"), retention=None, quiet=0) == (9 if by else 3)
-
-    rows = DeltaTable(str(tmp_path / "t")).to_pyarrow_table().sort_by("id").select(["id", "body"]).to_pylist()
-    expected = [{"id": 1, "body": "it's"}] * 3 + [{"id": 2, "body": "a b"}] * 3 + [{"id": None, "body": None}] * 3
-    assert rows == expected
 
 
 def test_merge_that_a_power_failure_has_torn_is_set_aside(archive, caplog):
@@ -296,22 +276,12 @@ from gnsq.spark.pipeline import maintenance
 
 
 @pytest.mark.subprocess
-@pytest.mark.parametrize(
-    "killed",
-    [
-        pytest.param(
-            "write = maintenance.write_file\n"
-            "maintenance.write_file = lambda *given: write(*given) and os.kill(os.getpid(), signal.SIGKILL)\n"
-            "maintenance.merge_files(DeltaTable(sys.argv[1]), sys.argv[1], 0)",
-            id="in a merge",
-        ),
-        pytest.param(
-            "maintenance.merge_files(DeltaTable(sys.argv[1]), sys.argv[1], 0); os.kill(os.getpid(), signal.SIGKILL)",
-            id="after it",
-        ),
-    ],
-)
-def test_kill_in_or_after_a_merge_leaves_every_event_once(archive, killed):
+def test_kill_in_a_merge_leaves_every_event_once(archive):
+    killed = (
+        "write = maintenance.write_file\n"
+        "maintenance.write_file = lambda *given: write(*given) and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "maintenance.merge_files(DeltaTable(sys.argv[1]), sys.argv[1], 0)"
+    )
     archive.append(rows=100, files=10)
     before = archive.files_on_disk()
 
@@ -394,20 +364,6 @@ def maintenance(archived, tmp_path):
 
 
 @pytest.mark.subprocess
-def test_maintenance_runs_after_so_many_batches_without_holding_them_up(maintenance, archived):
-    vacuumed_long_ago(archived)
-    orphan = aged_orphan(archived)
-
-    maintenance.committed()
-    assert maintenance._process is None
-    maintenance.committed()
-    maintenance._process.wait()
-
-    assert orphan not in archived.files_on_disk()
-    assert archived.ids() == list(range(20))
-
-
-@pytest.mark.subprocess
 def test_job_that_always_ends_maintains_its_tables_once_a_day_and_failures_are_told(maintenance, archived, caplog):
     orphan = aged_orphan(archived)
 
@@ -432,7 +388,9 @@ def test_maintenance_that_is_killed_is_told(maintenance, caplog, tmp_path, monke
 
 
 @pytest.mark.subprocess
-def test_result_is_read_beside_what_a_library_prints(maintenance, archived, caplog, tmp_path, monkeypatch):
+def test_maintenance_runs_after_so_many_batches_and_its_result_is_read_beside_what_a_library_prints(
+    maintenance, archived, caplog, tmp_path, monkeypatch
+):
     """Python imports sitecustomize first. The library prints at its import, and right before the result."""
     (tmp_path / "sitecustomize.py").write_text(
         "import json, os; print('a library', end=''); loads = json.loads;"
@@ -441,10 +399,17 @@ def test_result_is_read_beside_what_a_library_prints(maintenance, archived, capl
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     archived.append(files=100)
     vacuumed_long_ago(archived)
+    orphan = aged_orphan(archived)
 
-    maintenance.run_daily()
+    maintenance.committed()
+    assert maintenance._process is None
+    maintenance.committed()
+    maintenance._process.wait()
+    maintenance.committed()
 
     assert (maintenance.merged, caplog.text) == (204, "")
+    assert orphan not in archived.files_on_disk()
+    assert archived.ids() == list(range(archived.rows))
 
 
 @pytest.mark.parametrize("age", [0.0, 9 * 86_400.0], ids=["idle", "with a batch that runs for long"])
@@ -456,11 +421,10 @@ def test_command_maintains_now_and_keeps_the_files_of_running_batches(tmp_path, 
     if age:
         Status(settings.queries[0], now=lambda: time.time() - age).begin(5)
     file = tmp_path / "job.toml"
-    given = {"work": settings.work, "output": settings.output, "nsqd_tcp_addresses": ["127.0.0.1:1"]}
-    lines = [*(f"{name} = {json.dumps(value)}" for name, value in given.items()), "[tables.clicks]", 'schema = "x INT"']
-    file.write_text("\n".join(lines))
+    file.write_text('nsqd_tcp_addresses = "127.0.0.1:1"\n[tables.clicks]\nschema = "x INT"')
 
-    done = CliRunner().invoke(main, ["--config", str(file), "maintain"])
+    given = ["--config", str(file), "--work", settings.work, "--output", settings.output, "maintain"]
+    done = CliRunner().invoke(main, given)
 
     assert (done.exit_code, done.output) == (0, "maintained: 0 files merged\n")
     assert (orphan in archived.files_on_disk()) == bool(age)

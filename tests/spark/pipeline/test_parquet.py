@@ -18,9 +18,7 @@ from gnsq.spark.pipeline.parquet import (
     file_stats,
     store_error,
     write,
-    write_file,
 )
-from gnsq.spark.spool.storage import LocalStore
 
 UTC = dt.UTC
 TIME = pa.timestamp("us", tz="UTC")
@@ -77,13 +75,9 @@ def test_rows_are_divided_by_partition(tmp_path, columns, values):
     assert found == values
     assert rows_of(tmp_path, files) == ["1", "2", "3", "4"]
     assert [file.size for file in files] == [(tmp_path / file.path).stat().st_size for file in files]
-
-
-def test_readers_see_times_in_utc_and_no_partition_column(tmp_path):
-    [file] = written(target(tmp_path, "user"), batch((NOON, "a", "1")))
-
-    schema = pq.read_schema(tmp_path / file.path)
-    assert schema.names == ["event_time", "_body"]
+    # Readers see times in UTC, and no partition column.
+    schema = pq.read_schema(tmp_path / files[0].path)
+    assert schema.names == [name for name in SCHEMA.names if name not in columns]
     assert schema.field("event_time").type == TIME
 
 
@@ -92,27 +86,14 @@ def test_rows_of_several_batches_are_one_file_until_too_many_are_held(tmp_path, 
     size = parquet.HELD_BYTES // 4
     batches = [batch((NOON, "a", str(number) * size)) for number in range(9)]
 
-    assert len(written(target(tmp_path), *batches[:3])) == 1
+    [file] = written(target(tmp_path), *batches[:3])
+    assert sorted(json.loads(file.stats)["minValues"]) == ["event_time", "user"]  # not of the body
     assert [file.rows for file in written(target(tmp_path), *batches)] == [4, 4, 1]
 
 
-def test_rows_go_to_the_tables_that_the_route_names(tmp_path):
-    for name in ("archive", "dead"):
-        (tmp_path / name).mkdir()
-    tables = [TableTarget(name, str(tmp_path / name), SCHEMA, Partitioning(), 7) for name in ("archive", "dead")]
-
-    def route(rows):
-        return [(tables[0], rows[:1]), (tables[1], rows[1:])]
-
-    files = list(write([batch((NOON, "a", "1"), (NOON, "a", "2"))], route))
-
-    assert [(file.table, file.rows) for file in files] == [("archive", 1), ("dead", 1)]
-    assert (tmp_path / "dead" / files[1].path).exists()
-
-
-def stats_of(table):
+def stats_of(table, **options):
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, store_schema=False)
+    pq.write_table(table, sink, store_schema=False, **options)
     return file_stats(sink.getvalue(), table.schema)
 
 
@@ -146,24 +127,23 @@ def test_statistics_hold_every_row(tmp_path, kind, values, bounds):
     assert (stats["minValues"].get("x"), stats["maxValues"].get("x")) == (bounds or (None, None))
 
 
-def test_statistics_of_a_file_hold_for_all_its_row_groups(tmp_path):
-    tables = [pa.table([values], schema=pa.schema([("x", pa.int64())])) for values in ([5, None], [None], [7, 1])]
-
-    file = write_file(LocalStore(tmp_path), target(tmp_path, schema=tables[0].schema), tables, ())
-
-    assert json.loads(file.stats) == {
-        "numRecords": 5,
+def test_statistics_hold_for_all_row_groups_and_name_fields_of_objects():
+    numbers = pa.table([[5, None, None, None, 7, 1]], schema=pa.schema([("x", pa.int64())]))
+    assert stats_of(numbers, row_group_size=2) == {
+        "numRecords": 6,
         "minValues": {"x": 1},
         "maxValues": {"x": 7},
-        "nullCount": {"x": 2},
+        "nullCount": {"x": 3},
     }
-    assert pq.read_metadata(tmp_path / file.path).num_row_groups == 3
-
-
-def test_bodies_have_no_statistics(tmp_path):
-    [file] = written(target(tmp_path), batch((NOON, "a", "1")))
-
-    assert sorted(json.loads(file.stats)["minValues"]) == ["event_time", "user"]
+    fields = pa.struct([("s", pa.string()), ("l", pa.list_(pa.int32()))])
+    schema = pa.schema([("o", fields), ("m", pa.map_(pa.string(), pa.int64()))])
+    rows = [{"o": {"s": "b", "l": [1]}, "m": {"k": 1}}, {"o": None}, {"o": {"s": None}}]
+    assert stats_of(pa.Table.from_pylist(rows, schema=schema)) == {
+        "numRecords": 3,
+        "minValues": {"o": {"s": "b"}},
+        "maxValues": {"o": {"s": "b"}},
+        "nullCount": {"o": {"s": 2}},
+    }
 
 
 def test_field_with_too_many_values_is_refused(tmp_path):

@@ -1,7 +1,6 @@
 """What readers of the tables see: values of partition columns, types that became wider, every row."""
 
 import datetime as dt
-import json
 import math
 from decimal import Decimal
 from pathlib import Path
@@ -14,9 +13,8 @@ import pytest
 
 from gnsq.spark.pipeline.delta import BatchIdentity, Table
 from gnsq.spark.pipeline.maintenance import maintain_table
-from gnsq.spark.pipeline.parquet import write
 from gnsq.spark.pipeline.tables import SettingError
-from tests.spark.pipeline.helpers import delta_table
+from tests.spark.pipeline.helpers import delta_table, written
 
 pytestmark = pytest.mark.slow
 
@@ -68,9 +66,7 @@ def put(location, partition_by, rows, batches=1, *, schema=SCHEMA, first=0):
     table = Table("archive", str(location), schema, partition_by, time="event_time")
     table.claim("q", take_over=False)
     for number in range(first, first + batches):
-        target = table.target(number)
-        batch = pa.RecordBatch.from_pylist(rows, schema=schema)
-        table.commit(BatchIdentity("q", number, 1, 1), write([batch], lambda rows, target=target: [(target, rows)]))
+        table.commit(BatchIdentity("q", number, 1, 1), written(table, number, rows))
     return table
 
 
@@ -78,7 +74,7 @@ def found(rows, name):
     return sorted(((row["n"], row[name]) for row in rows), key=lambda each: each[0])
 
 
-def test_every_reader_has_the_texts_that_rows_are_divided_by(tmp_path):
+def test_every_reader_has_the_texts_that_rows_are_divided_by_and_finds_the_rows_of_one(tmp_path):
     location = str(tmp_path / "table")
     rows = [{"event_time": NOON, "key": key, "n": number} for number, key in enumerate(TEXTS)]
     put(location, ["key"], rows, batches=2)
@@ -90,6 +86,13 @@ def test_every_reader_has_the_texts_that_rows_are_divided_by(tmp_path):
         for read in READERS:
             assert found(read(location), "key")[::2] == list(enumerate(TEXTS)), read
 
+    dataset, table = delta_table(location).to_pyarrow_dataset(), polars.scan_delta(location)
+    for key in ("a/b", "50%", "a b", "Zürich", "a=b"):
+        expected = [TEXTS.index(key)] * 2
+        assert dataset.to_table(filter=pc.field("key") == key)["n"].to_pylist() == expected
+        assert table.filter(polars.col("key") == key).collect()["n"].to_list() == expected
+        assert duckdb.execute("SELECT n FROM dataset WHERE key = ?", [key]).fetchall() == [(n,) for n in expected]
+
 
 def test_delta_has_one_partition_for_null_and_an_empty_text(tmp_path):
     put(tmp_path, ["key"], [{"n": 0, "key": ""}, {"n": 1, "key": None}])
@@ -98,41 +101,21 @@ def test_delta_has_one_partition_for_null_and_an_empty_text(tmp_path):
         assert found(read(str(tmp_path)), "key") == [(0, None), (1, None)], read
 
 
-@pytest.mark.parametrize(
-    ("column", "values"),
-    [
-        ("_day", [dt.date(2026, 11, 20), dt.date(2026, 11, 21), None]),
-        ("_hour", ["2026-11-20T12", "2026-11-21T00", None]),
-        ("_month", ["2026-11", "2026-11", None]),
-    ],
-)
-def test_every_reader_has_the_days_and_hours(tmp_path, column, values):
+def test_every_reader_has_the_days_and_hours(tmp_path):
     times = [NOON, NOON + dt.timedelta(hours=12), None]
-    put(tmp_path, [column], [{"event_time": time, "n": n} for n, time in enumerate(times)])
+    rows = [{"event_time": time, "n": n} for n, time in enumerate(times)]
+    put(tmp_path, ["_day", "_hour", "_month"], rows)
 
+    values = {
+        "_day": [dt.date(2026, 11, 20), dt.date(2026, 11, 21), None],
+        "_hour": ["2026-11-20T12", "2026-11-21T00", None],
+        "_month": ["2026-11", "2026-11", None],
+    }
     for read in (*READERS, from_paths):
-        rows = found(read(str(tmp_path)), column)
-        days = [(n, getattr(value, "date", lambda value=value: value)()) for n, value in rows]
-        assert days == list(enumerate(values)), read
-
-
-def test_readers_that_skip_partitions_find_the_rows(tmp_path):
-    put(tmp_path, ["key"], [{"event_time": NOON, "key": key, "n": number} for number, key in enumerate(TEXTS)])
-
-    dataset, table = delta_table(tmp_path).to_pyarrow_dataset(), polars.scan_delta(str(tmp_path))
-    for key in ("a/b", "50%", "a b", "Zürich", "a=b"):
-        expected = [TEXTS.index(key)]
-        assert dataset.to_table(filter=pc.field("key") == key)["n"].to_pylist() == expected
-        assert table.filter(polars.col("key") == key).collect()["n"].to_list() == expected
-        assert duckdb.execute("SELECT n FROM dataset WHERE key = ?", [key]).fetchall() == [(expected[0],)]
-
-
-def test_files_lie_in_paths_of_hive(tmp_path):
-    table = put(tmp_path, ["_day"], [{"event_time": NOON, "n": 1}, {"event_time": None, "n": 2}])
-
-    directories = {path.rpartition("/")[0] for path in delta_table(tmp_path).file_uris()}
-
-    assert directories == {f"{table.location}/_day={name}" for name in ("2026-11-20", "__HIVE_DEFAULT_PARTITION__")}
+        read_rows = read(str(tmp_path))
+        for column, expected in values.items():
+            days = [(n, getattr(value, "date", lambda value=value: value)()) for n, value in found(read_rows, column)]
+            assert days == list(enumerate(expected)), read
 
 
 # --- types that change
@@ -171,6 +154,7 @@ def test_every_reader_has_the_values_of_before_types_became_wider(tmp_path):
         for which in (0, 1)
     )
     rows = [{"n": n, **{name: case[2][n] for name, case in zip(names, EVOLVED, strict=True)}} for n in range(3)]
+    rows = [{**row, "new": NOON} for row in rows]
     # With the earlier settings a job may go on.
     for batch_id, schema in enumerate([before, after.append(pa.field("new", TIME)), before]):
         put(location, [], rows, schema=schema, first=batch_id)
@@ -180,6 +164,8 @@ def test_every_reader_has_the_values_of_before_types_became_wider(tmp_path):
     for is_merged in (False, True):
         if is_merged:
             assert maintain_table(location, retention=None, quiet=0) == 3
+        without = pc.field("new").is_null()
+        assert delta_table(location).to_pyarrow_dataset().to_table(filter=without).num_rows == 6
         for read in (from_pyarrow, from_polars, from_duckdb):
             read_rows = read(location)
             for name, (narrow, wide, values) in zip(names, EVOLVED, strict=True):
@@ -266,19 +252,3 @@ def test_readers_that_skip_files_find_every_value(tmp_path):
         assert all(n in table.filter(each == literal).select("n").collect()["n"].to_list() for each in columns), value
         rows = duckdb.execute(f'SELECT n FROM dataset WHERE "{name}" = ?', [value]).fetchall()
         assert (n,) in rows, value
-
-
-def test_texts_of_statistics_name_fields_of_objects(tmp_path):
-    schema = pa.schema(
-        [("o", pa.struct([("s", pa.string()), ("l", pa.list_(pa.int32()))])), ("m", pa.map_(pa.string(), pa.int64()))]
-    )
-    put(str(tmp_path), [], [{"o": {"s": "b", "l": [1]}, "m": {"k": 1}}, {"o": None}, {"o": {"s": None}}], schema=schema)
-
-    entry = (tmp_path / "_delta_log" / f"{1:020}.json").read_text().splitlines()
-    [add] = [json.loads(line)["add"] for line in entry if line.startswith('{"add"')]
-    assert json.loads(add["stats"]) == {
-        "numRecords": 3,
-        "minValues": {"o": {"s": "b"}},
-        "maxValues": {"o": {"s": "b"}},
-        "nullCount": {"o": {"s": 2}},
-    }

@@ -1,3 +1,4 @@
+import dataclasses
 import datetime as dt
 import logging
 import os
@@ -25,7 +26,7 @@ from gnsq.spark.pipeline.status import (
 )
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import columns, publish
-from tests.spark.pipeline.jobs import OPERATOR, job, metric, progress, table
+from tests.spark.pipeline.jobs import OPERATOR, addresses, job, metric, progress, table
 
 NOW = dt.datetime(2026, 1, 1, 1, tzinfo=dt.UTC).timestamp()
 ENDED = dt.datetime(2026, 1, 1, 0, 0, 1, 500_000, tzinfo=dt.UTC).timestamp()
@@ -53,7 +54,7 @@ def file_of(name, rows):
 # --- the record
 
 
-def test_batch_changes_the_record(status):
+def test_batch_changes_the_record_and_those_of_a_run_are_added_up(status):
     status.running()
     status.begin(3)
     files = [file_of("clicks", 5), file_of("clicks", 3), file_of("clicks_dead", 1)]
@@ -68,14 +69,11 @@ def test_batch_changes_the_record(status):
     assert (record.rate, record.seconds, record.progress_at, record.offset) == (10 / 1.5, 1.5, NOW, {"v": 1})
     assert (record.state_rows, record.state_bytes) == (2400, 6 * 2**20)
 
-
-def test_batches_of_a_run_are_added_up(status):
-    status.finish(progress(batchId=3))
     status.finish(progress(batchId=4))
     status.finish(progress(batchId=5, **IDLE))
-
-    assert (status.record.total, status.record.batches) == (Counts(20, 16, 2, 4), 2)
-    assert (status.record.last, status.record.committed, status.record.begun) == (Counts(10, 8, 1, 2), 5, 5)
+    record = status.record
+    assert (record.total, record.batches) == (Counts(20, 16, 2, 4, duplicates=2), 2)
+    assert (record.last, record.committed, record.begun) == (Counts(10, 8, 1, 2), 5, 5)
 
 
 def test_progress_that_says_little(status):
@@ -101,13 +99,9 @@ def test_idle_query_has_no_rate_and_a_lag_only_if_something_is_left(status, wait
     record = status.record
     assert (record.rate, record.lag, record.backlog, record.committed) == (0, lag, waiting + spooled, 3)
     assert (record.last.rows, record.seconds) == (10, 1.5)
-
-
-def test_next_batch_is_not_taken_for_an_idle_query(status):
-    status.idle(progress(batchId=4))
-
-    assert status.record.progress_at == status.record.started_at
-    assert status.record.rate is None
+    # It is of the next batch.
+    status.idle(progress(batchId=5))
+    assert status.record is record
 
 
 def test_query_that_fails_is_started_again_and_recovers(status):
@@ -169,10 +163,10 @@ def test_record_one_batch_behind_goes_on(status):
     assert (status.record.committed, status.record.begun, status.record.offset) == (3, 5, {"v": 1})
 
 
-DAMAGED = ["", "[]", '{"total": {}, "last": {"more": 1}}', '{"more": 1}', "[" * 100_000]
+DAMAGED = ["", '{"total": {}, "last": {"more": 1}}', "[" * 100_000]
 
 
-@pytest.mark.parametrize("text", DAMAGED, ids=["empty", "list", "other counts", "other field", "deep"])
+@pytest.mark.parametrize("text", DAMAGED, ids=["empty", "other counts", "deep"])
 def test_damaged_file_is_told_and_replaced(query, caplog, text):
     os.makedirs(query.notes)
     path = f"{query.notes}/status.json"
@@ -283,50 +277,36 @@ def test_batch_is_one_line_without_what_is_not_known():
 
 
 def fill(query):
-    """Two receivers, one of which has ended: three segments of 2 rows each."""
+    """Two receivers, one of which has ended: three segments of 2 rows each, and one that is set aside."""
     spool = Spool(query.spool)
     spool.prepare()
     first, second = spool.writer("first"), spool.writer("second")
     for number in (1, 2):
         first.write(number, columns(number, number + 10))
     first.close(2)
-    second.write(1, columns(5, 6))
+    for number in (1, 2):
+        second.write(number, columns(number + 4, number + 5))
+    torn = next(each for each in spool.listing().segments if (each.receiver, each.number) == ("second", 2))
+    with open(f"{query.spool}/{torn.path}", "r+b") as file:
+        file.truncate(100)
+    assert spool.read(torn) == []
     for segment in spool.listing().segments:
         os.utime(f"{query.spool}/{segment.path}", (NOW - segment.number * 60,) * 2)
-    return spool
 
 
 def test_summary_has_a_block_for_each_query_and_each_metric(tmp_path):
-    settings = job(tmp_path, table(), metric())
-    [clicks] = settings.queries
-    spool = fill(clicks)
-    segment = next(each for each in spool.listing().segments if each.receiver == "second")
-    with open(f"{clicks.spool}/{segment.path}", "r+b") as file:
-        file.truncate(100)
-    assert spool.read(segment) == []
-    status = Status(clicks, now=now)
-    status.running()
-    told = progress(stateOperators=[OPERATOR])
-    told["sources"][0]["endOffset"] = None
-    status.finish(told)
-    status.stopped()
     pages = MetricStatus(name="pages", version=7, counted_at=NOW - 60, rows=50, seconds=0.84, failure="full")
+    record = dataclasses.replace(RECORD, begun=7, total=Counts(10, duplicates=1, rescued=2), batches=1)
     summary = Summary(
-        queries={"clicks": status.record}, metrics={"pages": pages}, due={"clicks": 1000}, merged=40, seconds=61.4
+        queries={"clicks": record}, metrics={"pages": pages}, due={"clicks": 1000}, merged=40, seconds=61.4
     )
 
-    lines = list(summary_lines(summary, settings, NOW))
+    lines = list(summary_lines(summary, job(tmp_path, table(), metric()), NOW))
 
-    numbers = "10 rows in 1 batch, 8 entered, 1 malformed, 2 with rescued values, 1 duplicate left out"
-    assert lines[:3] == [
-        "clicks   batch 3 committed 2026-01-01 00:00:01 UTC (0:59:58 ago), lag 11.5 s",
-        f"         {numbers}, since 2026-01-01 01:00:00 UTC (0:00:00 ago)",
-        "         state 1,200 rows, 3.0 MiB",
-    ]
-    assert ", 1 segment with 2 rows set aside as unreadable" in lines[3]
-    assert lines[4:6] == ["pages    not counted yet", "         full"]
+    assert lines[0].startswith("clicks   batch 7 committed ")
+    assert lines[1].startswith("         10 rows in 1 batch, 2 with rescued values, 1 duplicate left out, since ")
+    assert lines[3:] == ["pages    not counted yet", "         full", "job      40 files merged, 61 s"]
     assert count_line(pages) == "pages    count      7:        50 rows in    0.8 s"
-    assert lines[-1] == "job      40 files merged, 61 s"
     assert summary.progress() == "clicks 10 of 1,000"
 
 
@@ -334,11 +314,7 @@ def test_summary_has_a_block_for_each_query_and_each_metric(tmp_path):
 
 
 def test_where_a_query_stands(fakensqd, tmp_path):
-    addresses = {
-        "nsqd_tcp_addresses": (fakensqd.tcp_address,),
-        "nsqd_http_addresses": (fakensqd.http_address,),
-    }
-    settings = job(tmp_path, table(), metric(), **addresses)
+    settings = job(tmp_path, table(), metric(), **addresses(fakensqd))
     clicks = settings.queries[0]
     fill(clicks)
     publish(fakensqd, "clicks", [b"1", b"2", b"3"])
@@ -366,7 +342,7 @@ def test_where_a_query_stands(fakensqd, tmp_path):
     assert ", started again 1 time, since 2026-01-01 01:00:00 UTC" in lines[3]
     assert lines[4] == "         state 1,200 rows, 3.0 MiB"
     assert lines[5].startswith("         spool 4 rows, ")
-    assert lines[5].endswith(" bytes waiting, the oldest for 0:02:00")
+    assert " bytes waiting, the oldest for 0:02:00, 1 segment with 2 rows set aside as unreadable" in lines[5]
     assert lines[6:] == [
         "         nsqd 3 messages waiting or in flight",
         "pages    not counted yet",

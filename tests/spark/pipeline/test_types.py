@@ -28,19 +28,15 @@ SHAPE = Shape(
     ),
     time="timestamp_millis(ts)",
     max_ahead=600,
-    where="ms > 1",
-    select=("*", "ms + 1 AS next"),
 )
 
 BODIES = [
     pytest.param(b'{"a": "\xff"}', "body is not UTF-8: invalid start byte at byte 7", id="not UTF-8"),
-    pytest.param('{"a": 1}'.encode("utf-16"), "body is not UTF-8: invalid start byte at byte 0", id="UTF-16"),
     pytest.param(b"", "body is not JSON: Expecting value at character 0", id="empty"),
     pytest.param(b'{"a": NaN}', "body is not JSON: NaN is no number of JSON", id="NaN"),
     pytest.param(b'[{"a": 1}]', 'body is not a JSON object: [{"a":1}]', id="array"),
     pytest.param(b'{"a": 1} {', "body is more than one JSON value: the second begins at character 9", id="second"),
     pytest.param(b'{"a": "\\ud83d"}', r"body has half of a surrogate pair, which is no character: \ud83d", id="half"),
-    pytest.param(b'{"a": ' + 600 * b"[" + 600 * b"]" + b"}", "body is nested more than 500 deep", id="deep"),
     pytest.param(b'{"a": ' + 2000 * b"[" + 2000 * b"]" + b"}", "body is nested more than 500 deep", id="very deep"),
     pytest.param(b'{"%s": 1}' % (60_000 * b"k"), "body has a key of more than 50,000 characters", id="key"),
     pytest.param(b'{"a": %s}' % (2_000 * b"1"), "body has a number of more than 1,000 digits", id="number"),
@@ -68,9 +64,6 @@ FIELDS = [
     ),
     pytest.param("{}", Wrong.TIME, "timestamp_millis(ts) gives no time of the years 1 to 9999", id="time"),
     pytest.param("{}", Wrong.AHEAD, "timestamp_millis(ts) is more than 600 s after the publishing", id="ahead"),
-    pytest.param("x", Wrong.PARSE, "parse gives null, or can't be computed", id="parse"),
-    pytest.param("{}", Wrong.WHERE, "where can't be computed: ms > 1", id="where"),
-    pytest.param("{}", Wrong.SELECT + 1, "select can't be computed: ms + 1 AS next", id="select"),
 ]
 
 
@@ -111,8 +104,6 @@ def test_paths_have_keys_and_indexes_and_another_one_is_refused_by_its_text():
 TYPES = [
     (T.CharType(3), "a is CHAR(3)"),
     (T.VariantType(), "a is VARIANT"),
-    (T.NullType(), "a is VOID"),
-    (T.DayTimeIntervalType(), "a is INTERVAL"),
     (T.StringType("UNICODE"), "a is STRING COLLATE UNICODE"),
     (T.MapType(T.IntegerType(), T.IntegerType()), "a is a MAP with keys of INT"),
     (T.ArrayType(T.StructType().add("x", "integer").add("X", "integer")), "a[].X and a[].x differ only by case"),
