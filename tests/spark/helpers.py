@@ -11,11 +11,8 @@ import pyarrow as pa
 
 from gnsq import Message, NsqdHTTPClient, Producer
 from gnsq.errors import NSQConnectionClosed
-from gnsq.spark.options import ReadOptions
 from gnsq.spark.pipeline.settings import SESSION
-from gnsq.spark.source.planner import drain_channel
 from gnsq.spark.spool.segments import segment_columns, write_crc
-from gnsq.spark.spool.spool import Spool
 from tests.kit import child
 
 # Values of Spark's settings that the job forgets,
@@ -125,14 +122,6 @@ def bodies_of(spool):
     """All bodies in a spool, in reading order."""
     segments = sorted(spool.listing().segments, key=lambda segment: (segment.receiver, segment.number))
     return [body for segment in segments for batch in spool.read(segment) for body in batch.column("body").to_pylist()]
-
-
-def drained(nsqd, topic, folder, **options):
-    """All bodies in a topic, which are read through a spool in a folder."""
-    addresses = {"nsqd_tcp_addresses": (nsqd.tcp_address,), "nsqd_http_addresses": (nsqd.http_address,)}
-    spool = str(folder / f"{topic}-spool")
-    drain_channel(ReadOptions(**{"topic": topic, "channel": "test", "spool": spool, **addresses, **options}))
-    return bodies_of(Spool(spool))
 
 
 def publish(nsqd, topic, bodies):

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.errors import PySparkException
 
 from gnsq.spark import register
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
@@ -89,34 +88,17 @@ def written(path):
     return [body for name in names for body in bodies_in(path / name)]
 
 
-def test_registered_session_is_the_one_in_which_spark_looks_for_the_format(spark):
-    session = spark.newSession()
-
-    register(session)
-    try:
-        assert spark._jvm.SparkSession.getActiveSession().get().equals(session._jsparkSession)
-    finally:
-        register(spark)
-
-
-def test_available_now_reads_everything_once_and_goes_on_from_its_checkpoint(fakensqd, source, run, tmp_path):
-    publish(fakensqd, "clicks", numbered(5000))
-    run(source(maxRowsPerBatch=2000, drain=True), availableNow=True).awaitTermination()
-    assert sorted(written(tmp_path / "out")) == numbered(5000)
-    assert is_empty(fakensqd, "clicks", "archive")
-
+def test_available_now_reads_everything_once_through_a_small_spool(fakensqd, source, run, tmp_path):
     # A spool that is full of what was read is emptied. With PySpark 4.1, AvailableNow would end there.
     small = {"maxSpoolBytes": 1, "maxInFlight": 100} if HAS_READ_LIMITS else {}
-    publish(fakensqd, "clicks", numbered(300, first=5000))
+    publish(fakensqd, "clicks", numbered(300))
+
     query = run(source(drain=True, **small), availableNow=True)
     query.awaitTermination()
-    assert sorted(written(tmp_path / "out")) == numbered(5300)
-    assert "waiting" in query.lastProgress["sources"][0]["latestOffset"] or not HAS_READ_LIMITS
 
-    other = run(source(topic="views", spool=str(tmp_path / "views"), drain=True), availableNow=True)
-    words = "the checkpoint is of 'clicks/archive', this query reads 'views/archive': give it a checkpoint"
-    with pytest.raises(PySparkException, match=words):
-        other.awaitTermination()
+    assert sorted(written(tmp_path / "out")) == numbered(300)
+    assert is_empty(fakensqd, "clicks", "archive")
+    assert "waiting" in query.lastProgress["sources"][0]["latestOffset"] or not HAS_READ_LIMITS
 
 
 def test_batches_that_were_not_committed_run_again_as_they_were(fakensqd, source, archive, spool, tmp_path):
@@ -159,13 +141,13 @@ def test_once_is_one_batch_which_several_threads_may_use(fakensqd, source, archi
 def test_running_query_reads_new_messages_and_shuts_down(fakensqd, source, run, tmp_path):
     query = run(source())
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive"))
-    for first in range(0, 300, 100):
+    for first in (0, 100):
         publish(fakensqd, "clicks", numbered(100, first))
         wait_for(lambda first=first: len(written(tmp_path / "out")) >= first + 100)
     query.stop()
 
     assert query.exception() is None
-    assert sorted(written(tmp_path / "out")) == numbered(300)
+    assert sorted(written(tmp_path / "out")) == numbered(200)
     wait_for(lambda: not channel_stats(fakensqd, "clicks", "archive")["clients"])
     assert is_empty(fakensqd, "clicks", "archive")
 
@@ -182,6 +164,8 @@ def company(spark):
 
 
 def test_batches_are_written_and_read_and_a_stream_is_written_whatever_the_settings_are(company, fakensqd, tmp_path):
+    # Spark looks for the format in the session that was registered last.
+    assert company._jvm.SparkSession.getActiveSession().get().equals(company._jsparkSession)
     address = {"nsqdTcpAddresses": fakensqd.tcp_address}
     rows = company.range(300).selectExpr("format_string('%08d', id) AS body", "'clicks' AS topic")
     rows.write.format("nsq").options(**address).mode("append").save()

@@ -8,7 +8,6 @@ import shlex
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 from tests.docs import prose
 from tests.docs.pages import example
 from tests.kit.commands import invoke
-from tests.spark.helpers import drained, publish, wait_for
+from tests.spark.helpers import publish, wait_for
 
 # Each block of these pages runs, in its order.
 PAGES = ("pipeline/guide.md",)
@@ -55,7 +54,7 @@ def test_spark_example_publishes_changed_counts(spark, fakensqd, tmp_path):
     assert query.exception() is None
     query.stop()
 
-    [count] = map(json.loads, drained(fakensqd, "page-counts", tmp_path / "counts"))
+    [count] = map(json.loads, fakensqd.messages("page-counts"))
     assert (count["page"], count["count"], count["window"]["start"]) == ("/a", 3, "2025-06-01T10:00:00.000Z")
 
 
@@ -187,24 +186,3 @@ def test_notebook_example_runs_the_job_until_it_is_stopped(fakensqd, spark, tmp_
         stop.set()
 
         assert not result.result(60).finished
-
-
-@pytest.mark.spark
-def test_spark_reads_the_files_of_before_a_type_became_wider(spark, tmp_path):
-    kinds = {"i": "INT", "f": "FLOAT", "d": "DECIMAL(5,2)"}, {"i": "BIGINT", "f": "DOUBLE", "d": "DECIMAL(25,2)"}
-    arrow = (pa.int32(), pa.float32(), pa.decimal128(5, 2)), (pa.int64(), pa.float64(), pa.decimal128(25, 2))
-    files = []
-    for number, (names, types) in enumerate(zip(kinds, arrow, strict=True)):
-        more = {"s": pa.struct([("a", pa.int32()), *([("b", pa.string())] if number else [])])}
-        schema = pa.schema({**dict(zip(names, types, strict=True)), **more})
-        row = {"i": 7, "f": 0.5, "d": Decimal("1.25"), "s": {"a": 1, "b": "x"}}
-        write_deltalake(tmp_path / str(number), pa.Table.from_pylist([row], schema=schema))
-        files += DeltaTable(tmp_path / str(number)).file_uris()
-    schema = (
-        ", ".join(f"{name} {kind}" for name, kind in kinds[1].items()) + ", s STRUCT<a: INT, b: STRING>, new STRING"
-    )
-
-    rows = spark.read.schema(schema).parquet(*files).orderBy("s.b").collect()
-
-    found = [(row.i, row.f, row.d, row.s.asDict(), row.new) for row in rows]
-    assert found == [(7, 0.5, Decimal("1.25"), {"a": 1, "b": b}, None) for b in (None, "x")]

@@ -8,18 +8,16 @@ GOOD = {"topic": "clicks", "channel": "archive", "nsqdTcpAddresses": "127.0.0.1:
 
 @pytest.mark.spark
 def test_load_and_save_tell_a_wrong_option(spark):
-    def load(kind, **given):
-        return getattr(spark, kind).format("nsq").options(**{**GOOD, **given}).load()
+    def load():
+        spark.readStream.format("nsq").options(**GOOD, topik="x").load()
 
-    def save(**given):
-        rows = spark.createDataFrame([("x",)], ["body"])
-        rows.write.format("nsq").mode("append").options(topic="x", nsqdTcpAddresses="a:1", **given).save()
+    def save():
+        rows = spark.createDataFrame([("x",)], ["body"]).write.format("nsq").mode("append")
+        rows.options(topic="x", nsqdTcpAddresses="a:1", publishTimeout="0").save()
 
     for call, text in (
-        (lambda: load("read", topik="x"), "option 'topik' is unknown to the format nsq; did you mean t"),
-        (lambda: load("readStream", maxInFlight="0"), "option maxInFlight 0 must be at least 1 message"),
-        (lambda: load("readStream", nsqdTcpAddresses="a:b"), "option nsqdTcpAddresses: "),
-        (lambda: save(publishTimeout="0"), "option publishTimeout 0 must be within"),
+        (load, "option 'topik' is unknown to the format nsq; did you mean t"),
+        (save, "option publishTimeout 0 must be within"),
     ):
         with pytest.raises(PySparkException) as failure:
             call()

@@ -5,26 +5,15 @@ import json
 import pytest
 
 from gnsq import NsqdHTTPClient
-from gnsq.spark.options import WriteOptions, spark_name
 from tests.spark.conftest import SECRET
-from tests.spark.helpers import drained, numbered
-
-
-def as_spark(options):
-    """Options in Python's names and types, as users of Spark write them."""
-    named = {name: spark_name(field) for name, field in WriteOptions.__dataclass_fields__.items()}
-    texts = {
-        name: ",".join(value) if isinstance(value, tuple) else str(value).lower() if value is True else str(value)
-        for name, value in options.items()
-    }
-    return {named[name]: text for name, text in texts.items()}
+from tests.spark.helpers import numbered
 
 
 @pytest.mark.spark
 def test_secrets_are_in_no_plan_progress_checkpoint_or_error(spark, secured_nsqd, tmp_path):
     nsqd, options = secured_nsqd
-    del options["auth_secret_file"]
-    secured = {**as_spark(options), "authSecret": SECRET}
+    files = {"tlsCa": options["tls_ca"], "tlsCert": options["tls_cert"], "tlsKey": options["tls_key"]}
+    secured = {"tls": "true", **files, "authSecret": SECRET, "nsqdTcpAddresses": nsqd.tcp_address}
     source = {
         "topic": "in", "channel": "c", "spool": str(tmp_path / "spool"),
         "nsqdHttpAddresses": nsqd.http_address, "drain": "true",
@@ -51,4 +40,4 @@ def test_secrets_are_in_no_plan_progress_checkpoint_or_error(spark, secured_nsqd
     kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "secret"]
     assert not [text for text in shown if SECRET in text]
     assert not [data for data in kept if SECRET.encode() in data]
-    assert sorted(drained(nsqd, "out", tmp_path, **options, auth_secret=SECRET)) == numbered(10)
+    assert sorted(nsqd.messages("out")) == numbered(10)
