@@ -285,16 +285,10 @@ def caller(spark):
     return caller
 
 
-class Connected:
-    """What a session of Spark Connect looks like."""
-
-
-Connected.__module__ = "pyspark.sql.connect.session"
-
-
 def test_session_that_is_not_classic_is_refused(settings):
+    connected = type("Connected", (), {"__module__": "pyspark.sql.connect.session"})()
     for given, words in (
-        (Connected(), "Connected is a session of Spark Connect: run the job in the driver's"),
+        (connected, "Connected is a session of Spark Connect: run the job in the driver's"),
         ("local[2]", "and builtins.str is no Spark session: "),
     ):
         with pytest.raises(JobFailed, match=words):

@@ -306,12 +306,8 @@ def archived(archive):
 
 def aged_orphan(archive):
     orphan = archive.leave_orphan()
-    age(archive.table._root / orphan)
+    os.utime(archive.table._root / orphan, (time.time() - 8 * 86_400,) * 2)
     return orphan
-
-
-def age(path):
-    os.utime(path, (time.time() - 8 * 86_400,) * 2)
 
 
 def vacuumed_long_ago(archive):

@@ -73,11 +73,6 @@ def test_functions_and_sinks_get_times_in_utc_wherever_the_machine_is(spark):
     assert [row["time"].year for row in rows.toArrow().to_pylist()] == [1, 2026, 9999]
 
 
-class Query:
-    def __init__(self, stop):
-        self.stop = stop
-
-
 @pytest.mark.parametrize("failure", [None, Py4JError("TimeoutException"), ConnectionRefusedError()])
 def test_queries_are_stopped_at_the_same_time(caplog, failure):
     # The batch of one hangs, and the others must not wait for it.
@@ -89,7 +84,8 @@ def test_queries_are_stopped_at_the_same_time(caplog, failure):
         if failure is not None:
             raise failure
 
-    spark_session._stop_queries(SimpleNamespace(streams=SimpleNamespace(active=[Query(stop) for _ in range(3)])))
+    active = [SimpleNamespace(stop=stop)] * 3
+    spark_session._stop_queries(SimpleNamespace(streams=SimpleNamespace(active=active)))
 
     assert len(stopped) == 3
     assert ("did not stop" in caplog.text) is isinstance(failure, Py4JError)

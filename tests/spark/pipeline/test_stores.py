@@ -138,30 +138,18 @@ MANY = 8
 
 
 @pytest.mark.subprocess
-def test_store_that_is_busy_for_a_while_delays_a_batch(proxy, tmp_path):
+@pytest.mark.parametrize(("fault", "times"), [("refuses", MANY), ("loses", 1)], ids=["busy", "lost answer"])
+def test_store_that_is_busy_for_a_while_or_whose_answer_was_lost_has_each_batch_once(proxy, tmp_path, fault, times):
     archive = table(proxy.location(f"bucket/{tmp_path.name}/archive", "KEY:SECRET@"))
-    proxy.refuses = MANY
+    setattr(proxy, fault, times)
     archive.claim("ours", take_over=False)
-    proxy.refuses = MANY
+    setattr(proxy, fault, times)
     written = files(archive, 0, 1)
-    proxy.refuses = MANY
-
-    assert archive.commit(BatchIdentity("ours", 0, 1, 1), written)
-    proxy.refuses = MANY
-    assert archive.status().rows == 1
-
-
-@pytest.mark.subprocess
-def test_commit_whose_answer_was_lost_is_the_batch_own(proxy, tmp_path):
-    archive = table(proxy.location(f"bucket/{tmp_path.name}/archive", "KEY:SECRET@"))
-    proxy.loses = 1
-    archive.claim("ours", take_over=False)
-    proxy.loses = 1
-    written = files(archive, 0, 1)
-    proxy.loses = 1
+    setattr(proxy, fault, times)
 
     archive.commit(BatchIdentity("ours", 0, 1, 1), written)
-    put(archive, 1, 2)
+    assert put(archive, 1, 2)
 
     assert sorted(row["n"] for row in table_rows(archive.location)) == [1, 2]
+    setattr(proxy, fault, times)
     assert archive.status().rows == 2
