@@ -18,7 +18,7 @@ from gnsq.errors import NSQException, NSQNotSentClosed, NSQUnknownClosed
 from tests.kit import (
     LIMIT,
     child,
-    closed_by_a_signal,
+    interrupted,
     peer,
     refused_port,
     run_program,
@@ -215,12 +215,12 @@ def test_close_in_a_handler_asks_and_returns(fakensqd, threaded, in_batch):
 def test_close_by_a_signal_that_interrupts_the_start_in_any_line_takes_effect(make, threaded):
     address = f"127.0.0.1:{refused_port()}"
 
-    def interrupted(line):
+    def is_closed_in(line):
         """Start a client, and close it in this line; whether the start has so many."""
         client = make(address, threaded=threaded)
         packages = "gnsq.consumer", "gnsq.producer", "gnsq.lifecycle", "gnsq.nsqd.pool"
         with (
-            closed_by_a_signal(client, line, *packages) as lines,
+            interrupted(line, client.close, *packages) as lines,
             contextlib.suppress(NSQNotSentClosed),
             gevent.Timeout(LIMIT, AssertionError(f"line {line}")),
         ):
@@ -232,7 +232,7 @@ def test_close_by_a_signal_that_interrupts_the_start_in_any_line_takes_effect(ma
         return len(lines) >= line
 
     line = 1
-    while interrupted(line):
+    while is_closed_in(line):
         line += 1 if not threaded else 5
 
     assert line > 25

@@ -18,7 +18,7 @@ from tests.kit.limits import allow_open_files, need_open_files
 from tests.kit.nsqd import Nsqd, bodies, channel_stats, first_of
 from tests.kit.peers import MemoryTransport, peer, refused_port, resolve_to, silent_nsqd, silent_port
 from tests.kit.programs import PYTHON, WARNINGS, child, default_signals, run, run_program
-from tests.kit.tracing import closed_by_a_signal, collector_off, tracing_bytecodes
+from tests.kit.tracing import collector_off, interrupted, tracing_bytecodes
 from tests.kit.waits import LIMIT, wait_for_program, wait_until
 
 __all__ = [
@@ -31,10 +31,10 @@ __all__ = [
     "bodies",
     "channel_stats",
     "child",
-    "closed_by_a_signal",
     "collector_off",
     "default_signals",
     "first_of",
+    "interrupted",
     "need_open_files",
     "peer",
     "refused_port",

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+import gevent
+
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
@@ -22,23 +24,33 @@ def collector_off() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def closed_by_a_signal(client: Any, line: int, *packages: str) -> Iterator[list[int]]:  # Any: a consumer or a producer
-    """Interrupt a block in so many lines by a signal that closes the client; returns the lines there were.
+def interrupted(
+    line: int,
+    handler: Callable[[], object],
+    *packages: str,
+    only: object = None,
+) -> Iterator[list[int]]:
+    """Interrupt a block in so many lines by a signal; returns the lines there were.
 
     Args:
+        handler: The handler of the signal. It may raise.
         packages: Only their lines count; none: all lines.
+        only: The greenlet whose lines count; None: all of this thread.
     """
     lines: list[int] = []
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:  # Any: itself
         if not frame.f_globals.get("__name__", "").startswith(packages or ""):
             return None
-        lines.append(frame.f_lineno)
-        if len(lines) == line:
-            signal.raise_signal(signal.SIGUSR1)
+        if only is not None and gevent.getcurrent() is not only:
+            return None
+        if event == "line":
+            lines.append(frame.f_lineno)
+            if len(lines) == line:
+                signal.raise_signal(signal.SIGUSR1)
         return trace
 
-    before = signal.signal(signal.SIGUSR1, lambda *_: client.close())
+    before = signal.signal(signal.SIGUSR1, lambda *_: handler())
     tracing = sys.gettrace()
     sys.settrace(trace)
     try:

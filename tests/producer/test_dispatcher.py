@@ -14,7 +14,7 @@ from gnsq.concurrency import reply_poller
 from gnsq.errors import NSQUnauthorized
 from gnsq.producer.deadlines import StallDetector
 from gnsq.producer.publish import PendingPublish
-from tests.kit import LIMIT, collector_off
+from tests.kit import LIMIT, interrupted
 from tests.producer.conftest import ListLink, dispatcher_with, stored
 
 
@@ -213,32 +213,15 @@ def test_response_is_not_polled_for_before_the_publish_is_sent(clock, link, link
 # --- signal handlers that raise
 
 
-@contextlib.contextmanager
-def interrupted_in(line):
-    """Let a signal handler raise in so many lines of gnsq that this greenlet executes."""
-    lines = []
-    interrupted = gevent.getcurrent()
-
-    def trace(frame, event, argument):
-        if not frame.f_globals.get("__name__", "").startswith("gnsq.") or gevent.getcurrent() is not interrupted:
-            return None
-        if event == "line":
-            lines.append(frame.f_lineno)
-            if len(lines) == line:
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        with collector_off(), contextlib.suppress(KeyboardInterrupt):
-            yield
-    finally:
-        sys.settrace(before)
+def raise_interrupt():
+    raise KeyboardInterrupt
 
 
 def publish_interrupted(producer, line):
-    with interrupted_in(line):
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        interrupted(line, raise_interrupt, "gnsq.", only=gevent.getcurrent()),
+    ):
         producer.publish("t", b"x", timeout=LIMIT)
 
 

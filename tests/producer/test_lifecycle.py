@@ -21,7 +21,7 @@ from gnsq.errors import (
     NSQUnknownClosed,
 )
 from gnsq.lifecycle import Lifecycle
-from tests.kit import closed_by_a_signal, peer, refused_port, silent_nsqd, wait_until
+from tests.kit import interrupted, peer, refused_port, silent_nsqd, wait_until
 
 LIMIT = 10.0
 
@@ -200,40 +200,40 @@ def test_close_that_takes_too_long_in_its_own_thread_says_so(fakensqd):
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("line", range(1, 60, 3))
+def publish(producer):
+    return producer.publish("t", b"x", timeout=5)
+
+
+def publish_and_flush(producer):
+    result = producer.publish_async("t", b"x", timeout=5)
+    producer.flush()
+    return result.get(timeout=LIMIT)
+
+
+@pytest.mark.parametrize("line", range(1, 90, 4))
 @pytest.mark.parametrize(
-    "options", [{}, {"batch_messages": 10}, {"threaded": True}], ids=["alone", "batches", "threaded"]
+    ("publish", "options"),
+    [
+        pytest.param(publish, {}, id="alone"),
+        pytest.param(publish, {"batch_messages": 10}, id="batches"),
+        pytest.param(publish, {"threaded": True}, id="threaded"),
+        pytest.param(publish_and_flush, {"batch_messages": 10}, id="flush"),
+    ],
 )
 def test_close_by_a_signal_that_interrupts_a_publish_in_any_line_leaves_it_confirmed_or_not_sent(
-    fakensqd, options, line
+    fakensqd, publish, options, line
 ):
     producer = Producer(fakensqd.tcp_address, close_timeout=5, **options)
     producer.start()
     confirmed = []
-    with contextlib.suppress(NSQNotSentClosed), closed_by_a_signal(producer, line):
-        confirmed.append(producer.publish("t", b"x", timeout=5))
+    with contextlib.suppress(NSQNotSentClosed), interrupted(line, producer.close, "gnsq"):
+        confirmed.append(publish(producer))
     # For a line after the end of the publish.
     producer.close()
     producer.join(LIMIT)
 
     assert producer.stats().state == "closed"
     assert len(fakensqd.messages("t")) == len(confirmed)
-
-
-@pytest.mark.parametrize("line", range(1, 90, 4))
-def test_close_by_a_signal_that_interrupts_publish_async_and_flush_in_any_line_ends_every_publish(fakensqd, line):
-    producer = Producer(fakensqd.tcp_address, close_timeout=5, batch_messages=10)
-    producer.start()
-    results = []
-    with contextlib.suppress(NSQNotSentClosed), closed_by_a_signal(producer, line, "gnsq.producer"):
-        results.append(producer.publish_async("t", b"x", timeout=5))
-        producer.flush()
-    producer.close()
-    producer.join(LIMIT)
-
-    assert producer.stats().state == "closed"
-    outcomes = [isinstance(result.exception, NSQNotSentClosed) or result.get(timeout=LIMIT) for result in results]
-    assert len(fakensqd.messages("t")) == outcomes.count(b"OK")
 
 
 def test_subclass_may_override_the_handle_methods(fakensqd, caplog):
