@@ -7,7 +7,7 @@ import gevent.event
 import pytest
 
 from gnsq.clock import RealClock
-from gnsq.consumer.worker_pool import WorkerPool
+from gnsq.consumer.worker_pool import MAX_PARKED, WorkerPool
 from gnsq.message import Message
 from gnsq.nsqd.in_flight import InFlightMessages
 from tests.kit import run_program, wait_until
@@ -196,18 +196,17 @@ def test_closed_pool_ends_its_parked_workers_and_still_handles_messages(workers,
     assert parked(workers) == []
 
 
-def test_no_more_workers_are_parked_than_the_limit(monkeypatch):
-    monkeypatch.setattr("gnsq.consumer.worker_pool.MAX_PARKED", 3)
-    release = gevent.event.Event()
-    workers = WorkerPool("w", lambda: 10, lambda message: release.wait(), None, lambda message: None, RealClock())
-    workers.put([message(number) for number in range(10)])
-    wait_until(lambda: workers.busy == 10)
+def test_no_more_workers_are_parked_than_the_limit():
+    count, release = MAX_PARKED + 10, gevent.event.Event()
+    workers = WorkerPool("w", lambda: count, lambda message: release.wait(), None, lambda message: None, RealClock())
+    workers.put([message(number) for number in range(count)])
+    wait_until(lambda: workers.busy == count)
 
     release.set()
     wait_until_idle(workers)
 
-    assert len(parked(workers)) == 3
-    wait_until(lambda: len(workers._workers) == 3)
+    assert len(parked(workers)) == MAX_PARKED
+    wait_until(lambda: len(workers._workers) == MAX_PARKED)
 
 
 # --- messages that wait while handlers run

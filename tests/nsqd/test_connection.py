@@ -21,7 +21,7 @@ from gnsq.errors import (
     NSQSocketError,
     NSQTimeout,
 )
-from gnsq.nsqd.connection import ERROR_FRAME_GRACE, Connection, ConnectionListener, ConnectionState
+from gnsq.nsqd.connection import ERROR_FRAME_GRACE, MAX_UNSENT, Connection, ConnectionListener, ConnectionState
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
@@ -412,32 +412,24 @@ def test_peer_that_sends_and_does_not_read_is_given_up():
     assert "nsqd does not read: 200000 commands wait to be sent" in str(connection.error)
 
 
-def test_peer_that_sends_one_message_at_a_time_and_does_not_read_is_given_up(monkeypatch):
-    class Finishing(Listener):
+def test_peer_that_sends_one_message_at_a_time_and_does_not_read_is_given_up():
+    class Handling(Listener):
         def may_handle_in_hub(self):
             return True
 
-        def on_messages(self, connection, messages):
-            super().on_messages(connection, messages)
-            for message in messages:
-                message.finish()
-
-    monkeypatch.setattr("gnsq.nsqd.connection.MAX_UNSENT", 10)
     ours, theirs = gevent.socket.socketpair()
     with theirs:
         theirs.sendall(OK)
-        listener = Finishing()
-        connection = Connection("nsqd", 4150, listener=listener)
+        connection = Connection("nsqd", 4150, listener=Handling())
         transport = TcpTransport(ours, "nsqd:4150")
         connection.open(transport)
         transport.sendall, transport.send_nowait = lambda data: gevent.sleep(LIMIT), lambda data: 0
-        for count in range(1, 20):
-            if connection.is_open:
-                theirs.sendall(message_frame())
-                wait_until(lambda count=count: len(listener.messages) == count)
+        for _ in range(MAX_UNSENT + 1):
+            connection.send(commands.NOP)
+        theirs.sendall(message_frame())
         wait_until(lambda: not connection.is_open)
 
-    assert "nsqd does not read: 12 commands wait to be sent" in str(connection.error)
+    assert "nsqd does not read: 125001 commands wait to be sent" in str(connection.error)
 
 
 def test_long_answer_is_refused_before_sub(connection, transport):
