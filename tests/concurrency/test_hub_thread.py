@@ -244,7 +244,7 @@ def test_stopped_threads_leave_no_objects_and_descriptors():
     assert {kind: count for kind, count in after.items() if count >= before[kind] + 10} == {}
 
 
-# --- many threads, patched and forked ---------------------------------------------------------------------------------
+# --- many threads, patched --------------------------------------------------------------------------------------------
 
 STRESS = """
 import sys
@@ -293,36 +293,6 @@ def test_threads_and_greenlets_lose_no_wake_up():
     done = run_program(STRESS, flags=())
 
     assert (done.stdout, done.stderr) == ("done\n", "")
-
-
-FORKED = """
-import os
-from gnsq.concurrency.hub_thread import HubThread
-
-hub = HubThread("test")
-child = os.fork()
-if not child:
-    hub.stop()
-    for use in [hub.call, hub.call_soon]:
-        try:
-            use(int)
-        except RuntimeError as error:
-            os.write(1, f"{error}\\n".encode())
-    with HubThread("own") as own:
-        os.write(1, f"{own.call(int)} {hub.is_current}\\n".encode())
-    os._exit(0)
-os.waitpid(child, 0)
-os.write(1, f"{hub.call(int)}\\n".encode())
-hub.stop()
-"""
-
-
-@pytest.mark.subprocess
-def test_child_process_makes_a_thread_of_its_own():
-    done = run_program(FORKED)
-
-    refused = "thread test was started before the fork; make a new one in this process"
-    assert done.stdout.splitlines() == [refused, refused, "0 False", "0"]
 
 
 def test_thread_whose_caller_is_interrupted_before_it_has_begun_ends():
