@@ -1,4 +1,4 @@
-"""Consumers and producers in gunicorn's workers: reloads and ends lose no message."""
+"""A consumer and a producer in each of gunicorn's workers: a reload and the end lose no message."""
 
 import contextlib
 import os
@@ -24,13 +24,13 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @contextlib.contextmanager
-def gunicorn(nsqd, topic, folder, *options, app="gunicorn_app"):
-    """Run gunicorn with two workers; returns the process and its address. Its output is in folder/out."""
+def gunicorn(folder, **environment):
+    """Run gunicorn with two workers; returns its process. Its output is in folder/out."""
     # --timeout 0: on a busy machine a worker may be silent for 30 s.
     command = [sys.executable, "-m", "gunicorn", "-c", "integration/gunicorn_conf.py", "--workers=2", "--timeout=0"]
-    command += ["--bind", f"unix:{folder}/web.sock", f"integration.{app}:app", *options]
+    command += ["--preload", "--bind=127.0.0.1:0", "integration.gunicorn_app:app"]
     # HOME: recent versions put a socket there.
-    environment = {**os.environ, "HOME": str(folder), "NSQD_TCP_ADDRESS": nsqd.tcp_address, "TOPIC": topic}
+    environment = {**os.environ, "HOME": str(folder), **environment}
     with (
         (folder / "out").open("w") as out,
         child(*command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT) as process,
@@ -46,46 +46,6 @@ def listening(folder, process):
     """Wait until gunicorn listens; returns its host and port."""
     wait_for_program(process, lambda: re.search(LISTENING, (folder / "out").read_text()))
     return re.search(LISTENING, (folder / "out").read_text())[0].removeprefix("http://").split(":")
-
-
-def test_reload_and_end_under_load_lose_nothing_and_repeat_nothing(nsqd, topic, socket_folder):
-    client = NsqdHTTPClient.from_url(nsqd.http_address)
-    client.create_topic(topic)
-    client.create_channel(topic, "web")
-    bodies = []
-
-    def are_busy():
-        """However fast the workers are, there is more to do."""
-        if channel_stats(nsqd, topic, "web")["depth"] < 500:
-            bodies.extend(b"%d" % number for number in range(len(bodies), len(bodies) + 1000))
-            producer.multipublish(topic, bodies[-1000:])
-        return bool(handled(socket_folder))
-
-    def consumers():
-        return {client["remote_address"] for client in channel_stats(nsqd, topic, "web")["clients"]}
-
-    options = ("--bind", "127.0.0.1:0")
-    with Producer(nsqd.tcp_address) as producer, gunicorn(nsqd, topic, socket_folder, *options) as process:
-        host, port = listening(socket_folder, process)
-        # gunicorn waits without end for a worker that gets the signal while it starts.
-        wait_for_program(process, lambda: len(consumers()) == 2)
-        first = consumers()
-        # It is healthy while it consumes.
-        assert requests.get(f"http://{host}:{port}/", timeout=10).status_code == 200
-        wait_for_program(process, are_busy)
-        process.send_signal(signal.SIGHUP)
-        wait_for_program(process, lambda: are_busy() and len(consumers() - first) == 2)
-        process.send_signal(signal.SIGTERM)
-
-        assert process.wait() == 0
-        stats = channel_stats(nsqd, topic, "web")
-
-    assert len(handled(socket_folder)) == len(set(handled(socket_folder)))
-    assert len(handled(socket_folder)) + stats["depth"] == len(bodies)
-    assert (stats["in_flight_count"], stats["requeue_count"], stats["timeout_count"]) == (0, 0, 0)
-
-
-# --- producers --------------------------------------------------------------------------------------------------------
 
 
 class Load:
@@ -137,26 +97,49 @@ def workers(folder):
     return len(set(begun(folder).values()))
 
 
-def test_bodies_answered_with_200_are_held_by_nsqd_across_reload_and_end(nsqd, topic, socket_folder):
-    client = NsqdHTTPClient.from_url(nsqd.http_address)
-    client.create_topic(topic)
-    client.create_channel(topic, "bodies")
-    options = ("--preload", "--bind", "127.0.0.1:0")
-    with gunicorn(nsqd, topic, socket_folder, *options, app="gunicorn_producer_app") as process:
-        load = Load(*listening(socket_folder, process), clients=20)
-        wait_for_program(process, lambda: len(load.answered) > 100 and workers(socket_folder) == 2)
-        process.send_signal(signal.SIGHUP)
+def test_reload_and_end_under_load_lose_nothing_and_repeat_nothing(nsqd, topic, socket_folder):
+    client, sent = NsqdHTTPClient.from_url(nsqd.http_address), nsqd.topic()
+    for name, channel in ((topic, "web"), (sent, "bodies")):
+        client.create_topic(name)
+        client.create_channel(name, channel)
+    published = []
+
+    def are_busy():
+        """However fast the workers are, there is more to do."""
+        if channel_stats(nsqd, topic, "web")["depth"] < 500:
+            published.extend(b"%d" % number for number in range(len(published), len(published) + 1000))
+            producer.multipublish(topic, published[-1000:])
+        return bool(handled(socket_folder))
+
+    def consumers():
+        return {client["remote_address"] for client in channel_stats(nsqd, topic, "web")["clients"]}
+
+    environment = {"NSQD_TCP_ADDRESS": nsqd.tcp_address, "TOPIC": topic, "BODIES_TOPIC": sent}
+    with Producer(nsqd.tcp_address) as producer, gunicorn(socket_folder, **environment) as process:
+        host, port = listening(socket_folder, process)
         # gunicorn waits without end for a worker that gets the signal while it starts.
-        wait_for_program(process, lambda: workers(socket_folder) == 4)
+        wait_for_program(process, lambda: len(consumers()) == 2)
+        first = consumers()
+        # It is healthy while it consumes.
+        assert requests.get(f"http://{host}:{port}/", timeout=10).status_code == 200
+        load = Load(host, port, clients=20)
+        wait_for_program(process, lambda: are_busy() and len(load.answered) > 100 and workers(socket_folder) == 2)
+        process.send_signal(signal.SIGHUP)
+        wait_for_program(process, lambda: are_busy() and len(consumers() - first) == 2 and workers(socket_folder) == 4)
         process.send_signal(signal.SIGTERM)
 
         # The clients go on meanwhile: gunicorn waits for requests that are not sent.
         wait_until(lambda: process.poll() is not None, 100)
         load.join()
+        stats = channel_stats(nsqd, topic, "web")
 
     assert process.returncode == 0
 
-    held = bodies(nsqd, topic)
+    assert len(handled(socket_folder)) == len(set(handled(socket_folder)))
+    assert len(handled(socket_folder)) + stats["depth"] == len(published)
+    assert (stats["in_flight_count"], stats["requeue_count"], stats["timeout_count"]) == (0, 0, 0)
+
+    held = bodies(nsqd, sent)
     assert [name for name in load.answered if load.answers[name] != (200, name)] == []
     assert {f"body of {name}".encode() for name in load.answered} <= set(held)
     assert len(held) == len(set(held))
