@@ -86,64 +86,23 @@ def connect(transport):
         yield connect
 
 
-def consumed(connect, transport, handler=None, kind=Consumer):
-    """Let a consumer handle CHUNKS chunks; returns the sent bytes and the number of switches."""
-    consumer = kind("t", "c", "nsqd", message_handler=handler, max_in_flight=1000)
-    connect(consumer)
-    gevent.sleep(0)
-    del transport.sends[:]
-    with Switches() as switches:
-        for number in range(CHUNKS):
-            transport.feed(chunk(number))
-            wait_until(lambda number=number: transport.sent.count(b"FIN ") == (number + 1) * CHUNK)
-    return transport.sends, switches.count
-
-
-def test_answers_of_a_chunk_share_sends(connect, transport):
-    sends, _ = consumed(connect, transport, lambda consumer, message: None)
-
-    # One for each burst of a worker, which grows with quick handlers: far below one for each message.
-    assert len(sends) <= 4 * CHUNKS
-    assert b"".join(sends).count(b"FIN ") == CHUNK * CHUNKS
-
-
-def test_quick_handlers_cost_few_switches(connect, transport):
-    _, switches = consumed(connect, transport, lambda consumer, message: None)
-
-    assert switches <= 20 * CHUNKS
-
-
 class Together(Consumer):
     def handle_messages(self, messages):
         finish_all(messages)
 
 
 def test_chunk_that_is_handled_together_costs_one_command_and_one_send(connect, transport):
-    sends, switches = consumed(connect, transport, kind=Together)
-
-    assert len(sends) == CHUNKS
-    # The reader, the worker, the writer and the waiting greenlet, and back.
-    assert switches <= 12 * CHUNKS
-
-
-def test_waiting_handlers_cost_a_worker_each_and_no_more(connect, transport):
-    release = Event()
-    handled = []
-
-    def handle(consumer, message):
-        release.wait()
-        handled.append(message)
-
-    consumer = Consumer("t", "c", "nsqd", message_handler=handle, max_in_flight=1000)
-    connect(consumer)
+    connect(Together("t", "c", "nsqd", max_in_flight=1000))
+    gevent.sleep(0)
+    del transport.sends[:]
     with Switches() as switches:
-        transport.feed(chunk(0))
-        wait_until(lambda: len(consumer._runtime.workers) == CHUNK)
-        waiting = switches.count
-        release.set()
-        wait_until(lambda: len(handled) == CHUNK)
+        for number in range(CHUNKS):
+            transport.feed(chunk(number))
+            wait_until(lambda number=number: transport.sent.count(b"FIN ") == (number + 1) * CHUNK)
 
-    assert waiting <= 4 * CHUNK
+    assert len(transport.sends) == CHUNKS
+    # The reader, the worker, the writer and the waiting greenlet, and back.
+    assert switches.count <= 12 * CHUNKS
 
 
 def test_signals_without_receivers_are_not_sent(connect, transport):

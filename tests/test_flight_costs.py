@@ -35,27 +35,23 @@ FIN_SIZE = len(b"FIN 0123456789abcdef\n")
 
 
 class Costs:
-    """Counts greenlet switches, the greenlets that were switched to, and the blocks of memory that are kept."""
+    """Counts greenlet switches, and the greenlets that were switched to."""
 
     def __init__(self):
         self.switches = 0
         self.greenlets = collections.Counter()
         self.sends = 0
         self.polls = 0
-        self.blocks = 0
 
     def __enter__(self):
         gc.collect()
         gc.disable()  # it would call the finalizers of what other tests have left
-        self.blocks = -sys.getallocatedblocks()
         self.before = greenlet.settrace(self)
         return self
 
     def __exit__(self, *_):
         greenlet.settrace(self.before)
         gc.enable()
-        gc.collect()
-        self.blocks += sys.getallocatedblocks()
 
     def __call__(self, event, greenlets):
         self.switches += 1
@@ -203,15 +199,6 @@ def test_next_message_is_polled_for_only_if_its_handler_did_not_wait(ends, handl
     assert costs.polls < COUNT
 
 
-@pytest.mark.parametrize("in_flight", [1, 10, 200])
-@alone
-def test_messages_leave_nothing_allocated(ends, in_flight):
-    costs = consumed(ends, in_flight, quick)
-
-    # A message has five blocks or more. Those that are left belong to the workers.
-    assert costs.blocks < COUNT
-
-
 # --- publishes
 
 
@@ -277,5 +264,4 @@ def test_lone_publish_costs_one_send_and_few_switches_and_calls(ends):
     assert costs.sends == COUNT
     # To the hub and back, unless the caller itself has polled for the response.
     assert costs.switches <= 2.1 * COUNT
-    print(len(calls) / COUNT, costs.switches / COUNT)
     assert len(calls) <= 25 * COUNT

@@ -151,20 +151,6 @@ def test_message_that_is_not_answered_in_time_is_requeued_and_the_status_is_1(fa
     assert len(fakensqd.transcript.requeued("t")) == 1
 
 
-def test_publishes_that_are_pending_at_the_end_are_confirmed(fakensqd):
-    producer = gnsq.Producer(fakensqd.tcp_address, batch_messages=200, batch_linger=LIMIT)
-
-    def publish():
-        for number in range(3):
-            producer.publish_async("t", b"%d" % number)
-        stop()
-
-    gnsq.run(producer, on_ready=publish)
-
-    assert fakensqd.messages("t") == [b"0", b"1", b"2"]
-    assert producer.stats().state == "closed"
-
-
 def test_publish_that_is_not_confirmed_in_time_is_logged_and_the_status_is_1(fakensqd, lines):
     producer = gnsq.Producer(fakensqd.tcp_address, close_timeout=0.1, name="orders")
 

@@ -310,7 +310,7 @@ def handle(consumer, message):
 
 consumer = Consumer("t", "c", sys.argv[1], message_handler=handle, max_in_flight=5)
 consumer.on_close.connect(lambda consumer: print("closed", flush=True), weak=False)
-signal.signal(signal.SIGTERM, lambda *_: (consumer.close(), consumer.close()))
+signal.signal(signal.SIGTERM, lambda *_: (consumer.close(timeout=20), consumer.close()))
 consumer.start()
 print("done", len(done), flush=True)
 """
