@@ -71,18 +71,6 @@ def policy(max_in_flight, connections=(), limit=2500, *, on_messages=True, **opt
     return made
 
 
-def test_lowered_rdy_is_given_to_another_only_after_grace():
-    made = policy(10, "a")
-    made.decide({}, 0.0)
-    made.add("b", 2500, 0.0)
-    made.decide({}, 0.0)
-
-    assert made.has_unassigned
-    assert made.due(0.0) == GRACE
-    assert made.decide({}, GRACE / 2) == {}
-    assert made.decide({}, GRACE) == {"a": 9, "b": 1}
-
-
 def test_connection_with_less_than_nearly_all_in_flight_is_not_starved():
     made = policy(20, "ab")
     made.decide({}, 0.0)
@@ -117,20 +105,6 @@ def test_busy_connection_keeps_its_turn_for_turn_timeout(in_flight, step, end):
 
     assert now == end
     assert changes == {busy: 0}
-
-
-def test_turn_begins_when_it_is_granted():
-    made = TablePolicy(1, GRACE / 10, random.Random(1))
-    made.add("a", 2500, 0.0)
-    made.decide({}, 0.0)
-    made.add("b", 2500, 0.0)
-    now, served = 0.0, []
-
-    while len(served) < 6 and now < 20:
-        served += [key for key, count in made.decide({}, now).items() if count]
-        now = made.due(now)
-
-    assert served in (["a", "b"] * 3, ["b", "a"] * 3)
 
 
 def test_rdy_that_is_counted_down_is_sent_again_when_less_than_a_quarter_is_left():
