@@ -6,7 +6,7 @@ import pytest
 
 from gnsq import LookupdClient
 from gnsq.errors import NSQHttpError
-from tests.kit.http_peer import JSON, http_peer, reply
+from tests.kit.http_peer import JSON, OLD_404, http_peer, knowing, reply, wrapped
 
 T, TC = "topic=t", "topic=t&channel=c"
 DATA = {"channels": ["c"], "producers": [{"address": "old-host", "tcp_port": 4150, "http_port": 4151}]}
@@ -20,19 +20,14 @@ ASKS = [
     (lambda c: c.debug(), ("GET", "/debug", "")),
 ]
 NODE = T + "&node=h%3A4151"
-# Call, query, new path, old path.
+# Call, query, old path.
 TELLS = [
-    (lambda c: c.create_topic("t"), T, "/topic/create", "/create_topic"),
-    (lambda c: c.delete_topic("t"), T, "/topic/delete", "/delete_topic"),
-    (lambda c: c.create_channel("t", "c"), TC, "/channel/create", "/create_channel"),
-    (lambda c: c.delete_channel("t", "c"), TC, "/channel/delete", "/delete_channel"),
-    (lambda c: c.tombstone_topic("t", "h:4151"), NODE, "/topic/tombstone", "/tombstone_topic_producer"),
+    (lambda c: c.create_topic("t"), T, "/create_topic"),
+    (lambda c: c.delete_topic("t"), T, "/delete_topic"),
+    (lambda c: c.create_channel("t", "c"), TC, "/create_channel"),
+    (lambda c: c.delete_channel("t", "c"), TC, "/delete_channel"),
+    (lambda c: c.tombstone_topic("t", "h:4151"), NODE, "/tombstone_topic_producer"),
 ]
-
-
-def wrapped(data, code=200, text="OK", status="200 OK"):
-    """Make an answer of a server before 1.0."""
-    return reply(json.dumps({"status_code": code, "status_txt": text, "data": data}).encode(), status, JSON)
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["bare", "wrapped"])
@@ -44,16 +39,14 @@ def test_queries_are_answered_with_and_without_an_envelope(old):
     assert [(asked.method, asked.path, asked.query) for asked in served.requests] == [expected for _, expected in ASKS]
 
 
-@pytest.mark.parametrize(("call", "query", "path", "old_path"), TELLS)
-def test_commands_to_old_servers_use_the_old_paths(call, query, path, old_path):
-    def answer(asked, sock):
-        return wrapped(None) if asked.path == old_path else reply(b"404 page not found\n", "404 Not Found")
-
-    with http_peer(answer) as served, LookupdClient.from_url(served.address) as client:
-        assert [call(client), call(client)] == [b"", b""]
+def test_commands_to_old_servers_use_the_old_paths():
+    known = knowing(*(path for _, _, path in TELLS), answer=wrapped(None))
+    with http_peer(known) as served, LookupdClient.from_url(served.address) as client:
+        assert [call(client) for call, _, _ in TELLS] == [b""] * len(TELLS)
 
     assert [(asked.line, asked.query, asked.body) for asked in served.requests] == [
-        *[(f"POST {path}", query, b""), (f"POST {old_path}", query, b""), (f"POST {old_path}", query, b"")]
+        ("POST /topic/create", T, b""),
+        *((f"POST {path}", query, b"") for _, query, path in TELLS),
     ]
 
 
@@ -75,9 +68,7 @@ def test_unknown_topic_of_an_old_server_is_404(status):
         pytest.param(
             reply(b'{"message":"NOT_FOUND"}', "404 Not Found", JSON), 404, "is it nsqd's HTTP port .4151.", id="nsqd"
         ),
-        pytest.param(
-            wrapped(None, 404, "NOT_FOUND", "404 Not Found"), 404, "in place of nsqlookupd's .4161.", id="old nsqd"
-        ),
+        pytest.param(OLD_404, 404, "in place of nsqlookupd's .4161.", id="old nsqd"),
         pytest.param(reply(b"404 page not found", "404 Not Found"), 404, "is it nsqd's HTTP port", id="oldest nsqd"),
         pytest.param(reply(b"OK"), 200, "answer is not nsqlookupd's: b'OK'|answer is not nsqlookupd's", id="text"),
         pytest.param(wrapped(None), 200, "answer is not nsqlookupd's", id="nothing"),

@@ -2,7 +2,6 @@
 
 import http.client
 import logging
-import socket
 import ssl
 import textwrap
 import threading
@@ -125,32 +124,6 @@ def test_timeout_or_kill_of_the_caller_frees_its_slot_and_closes_its_connection(
 
         assert client.request("GET", "y") == b"OK"
         assert peer.connections == 2
-
-
-# --- what other greenlets do ------------------------------------------------------------------------------------------
-
-
-def test_other_greenlets_run_while_a_long_response_is_read(client_of):
-    """Reading never waits if the server is faster."""
-    size, ticks = 8 * 1024 * 1024, []
-
-    def serve():
-        with listener.accept()[0] as sock:
-            sock.recv(65536)
-            sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size))
-
-    def tick():
-        while True:
-            gevent.sleep(0)
-            ticks.append(1)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=serve, daemon=True).start()
-        ticking = gevent.spawn(tick)
-        assert len(client_of(f"127.0.0.1:{listener.getsockname()[1]}").request("GET", "x")) == size
-        ticking.kill()
-
-    assert len(ticks) >= size / 65536
 
 
 # --- connections ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import pytest
 
 from gnsq.errors import NSQHttpError
 from gnsq.httpclient import HTTPClient
-from tests.kit.http_peer import http_peer, reply
+from tests.kit.http_peer import OLD_404, http_peer, knowing, reply, wrapped
 
 
 @pytest.mark.parametrize("location", ["/right?a=1", "http://elsewhere.invalid/x", "http://[/x"])
@@ -22,27 +22,35 @@ def test_redirect_is_not_followed(location):
 
 # --- old servers ------------------------------------------------------------------------------------------------------
 
-OLD_404 = reply(b'{"status_code":404,"status_txt":"NOT_FOUND","data":null}', "404 Not Found", "application/json")
+# The names of the endpoints, and the old ones.
+OLD = {"pub": "put", "mpub": "mput", "topic/create": "create_topic", "topic/delete": "delete_topic"}
 
 
-def knowing(*paths, unknown=OLD_404, answer=None):
-    """A server that knows only these paths."""
-    return lambda asked, sock: (answer or reply()) if asked.path in paths else unknown
-
-
+@pytest.mark.parametrize(
+    ("known", "asked", "sent"),
+    [
+        pytest.param("put mput", "pub pub mpub", "pub put put mput", id="an old server"),
+        pytest.param(
+            # nsqd 0.2.22
+            "pub put create_topic delete_topic",
+            "pub topic/create topic/delete pub",
+            "pub topic/create create_topic delete_topic put",
+            id="old and new paths",
+        ),
+    ],
+)
 @pytest.mark.parametrize(
     "unknown",
     [OLD_404, reply(b"404 page not found\n", "404 Not Found"), reply(b"", "405 Method Not Allowed")],
     ids=["old", "Go's", "405"],
 )
-def test_old_path_is_learned_once(unknown):
-    with http_peer(knowing("/put", "/mput", unknown=unknown)) as served:
+def test_old_path_is_learned_once(known, asked, sent, unknown):
+    with http_peer(knowing(*(f"/{path}" for path in known.split()), unknown=unknown)) as served:
         client = HTTPClient.from_url(served.address)
-        for _ in range(3):
-            assert client.request("POST", "pub", body=b"x", old_path="put") == b"OK"
-        assert client.request("POST", "mpub", body=b"x", old_path="mput") == b"OK"
+        for path in asked.split():
+            assert client.request("POST", path, old_path=OLD[path]) == b"OK"
 
-    assert served.lines == ["POST /pub", "POST /put", "POST /put", "POST /put", "POST /mput"]
+    assert served.lines == [f"POST /{path}" for path in sent.split()]
 
 
 def test_new_path_is_learned_again_after_an_upgrade():
@@ -55,20 +63,6 @@ def test_new_path_is_learned_again_after_an_upgrade():
             client.request("POST", "pub", body=b"x", old_path="put")
 
     assert served.lines == ["POST /pub", "POST /put", "POST /put", "POST /pub", "POST /pub"]
-
-
-def test_server_with_old_and_new_paths_is_supported():
-    """nsqd 0.2.22 knew both /pub and /put, but only /create_topic."""
-    with http_peer(knowing("/pub", "/put", "/create_topic", "/delete_topic")) as served:
-        client = HTTPClient.from_url(served.address)
-        client.request("POST", "pub", old_path="put")
-        client.request("POST", "topic/create", old_path="create_topic")
-        client.request("POST", "topic/delete", old_path="delete_topic")
-        client.request("POST", "pub", old_path="put")
-
-    assert [line.split("/", 1)[1] for line in served.lines] == [
-        *["pub", "topic/create", "create_topic", "delete_topic", "put"]
-    ]
 
 
 def test_error_of_the_first_path_is_raised_if_both_are_unknown():
@@ -86,8 +80,7 @@ def test_publish_is_not_sent_to_the_old_path_if_the_new_one_may_have_taken_it():
 
 
 def test_old_path_is_remembered_after_an_error_of_its_endpoint():
-    refused = reply(b'{"status_code":500,"status_txt":"MSG_EMPTY","data":null}', "500 Oops", "application/json")
-    with http_peer(knowing("/put", answer=refused)) as served:
+    with http_peer(knowing("/put", answer=wrapped(None, 500, "MSG_EMPTY", "500 Oops"))) as served:
         client = HTTPClient.from_url(served.address)
         for _ in range(2):
             with pytest.raises(NSQHttpError, match="<500> MSG_EMPTY"):

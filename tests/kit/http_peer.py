@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -50,6 +51,19 @@ def reply(body: bytes = b"OK", status: str = "200 OK", content_type: str = TEXT,
     """Build a response."""
     lines = [f"HTTP/1.1 {status}", f"Content-Type: {content_type}", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def wrapped(data: object, code: int = 200, text: str = "OK", status: str = "200 OK") -> bytes:
+    """Build a response of a server before 1.0."""
+    return reply(json.dumps({"status_code": code, "status_txt": text, "data": data}).encode(), status, JSON)
+
+
+OLD_404 = wrapped(None, 404, "NOT_FOUND", "404 Not Found")
+
+
+def knowing(*paths: str, unknown: bytes = OLD_404, answer: bytes | None = None) -> Answer:
+    """Make a server that knows only these paths."""
+    return lambda asked, sock: (answer or reply()) if asked.path in paths else unknown
 
 
 @contextlib.contextmanager
