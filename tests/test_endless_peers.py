@@ -207,8 +207,6 @@ def http_flood(head, piece, *, before=(), **options):
         pytest.param(http_flood(CHUNKED + b"1;", b"x" * 64), id="extension of a chunk"),
         pytest.param(http_flood(CHUNKED + b"0\r\n", b"X: y\r\n"), id="trailers"),
         pytest.param(http_flood(HEAD + b"\r\n", b"x" * 64), id="body"),
-        pytest.param(http_flood(HEAD + b"\r\n", b"x", pause=0.1), id="a byte of the body at a time"),
-        pytest.param(http_flood(HEAD + b"X: ", b"x", pause=0.1), id="a byte at a time"),
     ],
 )
 def test_http_client_ends(flood):

@@ -136,8 +136,9 @@ def test_handler_connected_for_another_sender_does_not_count(fakensqd):
         consumer.start()
 
 
-def test_receivers_that_raise_are_logged_and_change_nothing(nsqd, clock, publish, caplog):
-    names = ["on_response", "on_error", "on_finish", "on_requeue", "on_exception", "on_close"]
+def test_receivers_and_overridden_hooks_that_raise_are_logged_and_change_nothing(nsqd, clock, publish, caplog):
+    signals = ["on_response", "on_error", "on_finish", "on_requeue", "on_exception", "on_close"]
+    hooks = ["handle_finish", "handle_requeue", "handle_response", "handle_error", "handle_auth"]
     handled = []
 
     def handle(consumer, message):
@@ -147,13 +148,16 @@ def test_receivers_that_raise_are_logged_and_change_nothing(nsqd, clock, publish
         consumer._runtime.pool.connections[nsqd.tcp_address].in_flight_messages.touch(b"0123456789abcdef")
 
     def broken(name):
-        def receive(sender, **keywords):
-            raise RuntimeError(f"receiver of {name} is broken")
+        def receive(sender, *arguments, **keywords):
+            if name in hooks:
+                getattr(Consumer, name)(sender, *arguments)
+            raise RuntimeError(f"{name} is broken")
 
         return receive
 
-    consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=handle, clock=clock)
-    for name in names:
+    mine = type("Mine", (Consumer,), {name: broken(name) for name in hooks})
+    consumer = mine("t", "c", nsqd.tcp_address, message_handler=handle, clock=clock)
+    for name in signals:
         getattr(consumer, name).connect(broken(name), weak=False)
     with consumer:
         publish(nsqd, b"1", b"2")
@@ -161,7 +165,8 @@ def test_receivers_that_raise_are_logged_and_change_nothing(nsqd, clock, publish
         assert sorted(handled) == [1, 1, 2, 2]
         assert nsqd.in_flight("t", "c") == 0
 
-    assert [name for name in names if f"receiver of {name} is broken" not in caplog.text] == []
+    told = [name for name in (*signals, *hooks) if f"{name} is broken" in caplog.text]
+    assert told == [*signals, *hooks[:-1]]  # nsqd asks for no AUTH
 
 
 def test_close_while_nsqlookupd_is_silent_leaves_nothing_running(fakensqd):

@@ -166,16 +166,6 @@ def test_message_is_requeued_if_its_letter_is_refused(fakensqd, begin, kind):
     assert (stats.given_up, stats.failed, stats.counts.requeued, stats.counts.finished) == (1, 1, 1, 1)
 
 
-def test_letter_without_a_reply_is_published_again(fakensqd, begin):
-    with fakensqd.add(on.reply("PUB", topic="dead"), disconnect()):
-        consumer = begin(**AT_ONCE)
-        fakensqd.publish("t", b"body")
-        wait_until(lambda: consumer.stats().counts.finished)
-
-    assert [letter.attempts for letter in letters(fakensqd)] == [1, 2]
-    assert (consumer.stats().given_up, consumer.stats().counts.requeued) == (1, 1)
-
-
 @some_kinds
 def test_exception_of_give_up_on_is_given_up_with_a_traceback(fakensqd, begin, kind, caplog):
     consumer = begin(kind, lambda: UnicodeError("no text"), give_up_on=ValueError)

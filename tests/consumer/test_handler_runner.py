@@ -215,27 +215,6 @@ def test_messages_that_are_never_answered_do_not_stop_the_others(nsqd, clock, pu
     assert consumer.stats().counts.timed_out >= 10
 
 
-def test_overridden_hooks_that_raise_are_logged_and_change_nothing(nsqd, clock, publish, caplog):
-    def broken(self, *arguments):
-        raise ValueError("mine")
-
-    def handle(consumer, message):
-        if message.attempts == 1:
-            raise RuntimeError
-
-    names = ["handle_finish", "handle_requeue", "handle_response", "handle_error", "handle_auth"]
-    mine = type("Mine", (Consumer,), dict.fromkeys(names, broken))
-    with mine("t", "c", nsqd.tcp_address, message_handler=handle, clock=clock, requeue_delay=0) as consumer:
-        clock.advance(0.0)
-        publish(nsqd, b"x")
-        clock.advance(2.0)
-        stats = consumer.stats()
-
-    assert (stats.backoff, stats.counts.finished, stats.counts.requeued) == ("off", 1, 1)
-    # The response to IDENTIFY, those to SUB and CLS, REQ and FIN.
-    assert caplog.text.count("broken of a subclass raised") == 5
-
-
 def test_close_without_start_closes_connections_made_by_hand(nsqd, clock):
     consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: None, clock=clock)
     host, port = nsqd.tcp_address.split(":")
@@ -418,19 +397,6 @@ def test_handle_messages_may_raise_a_requeue_without_backoff(nsqd, clock, publis
     consumer.function = finish_all
     clock.advance(1.0)
     assert stats.in_flight == 0
-
-
-def test_killed_handle_messages_requeues_its_messages_at_once(nsqd, clock, publish, together):
-    consumer = together(lambda messages: Event().wait())
-    publish(nsqd, b"1", b"2")
-    consumer.function = finish_all
-    for worker in list(consumer._runtime.workers._workers):
-        worker.kill(block=False)
-    clock.advance(0.1)
-
-    assert sorted(body for call in consumer.calls[1:] for body in call) == [b"1", b"2"]
-    assert consumer.stats().backoff == "off"
-    assert consumer.total_in_flight == 0
 
 
 def test_handle_messages_gets_no_messages_above_max_tries(nsqd, clock, publish, together):

@@ -272,6 +272,3 @@ def test_future_ends_as_the_result_does_and_is_not_cancelled(result, error, valu
     assert [future.exception(timeout=0) for future in futures] == [error] * 2
     if error is None:
         assert futures[0].result(timeout=0) == value
-
-
-# --- forks ------------------------------------------------------------------------------------------------------------
