@@ -34,8 +34,8 @@ def test_broker_event_names_the_time_of_the_next_expiry():
     topic.publish([b"a", b"b"], 0.0)
     assert broker.due == math.inf
 
-    channel.deliver(Reader(), 1, 0.0, 60.0)
-    channel.deliver(Reader(), 1, 1.0, 60.0)
+    channel.deliver(Reader("reader", []), 1, 0.0, 60.0)
+    channel.deliver(Reader("reader", []), 1, 1.0, 60.0)
     topic.publish([b"late"], 1.0, delay=5.0)
 
     assert seen == [60.0, 6.0]

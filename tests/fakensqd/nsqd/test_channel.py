@@ -7,24 +7,17 @@ from fakensqd.nsqd.broker import Broker
 
 
 class Reader:
-    """A subscriber that records the calls of the channel."""
+    """A subscriber that records in a list when it is woken. One with the name busy does not deliver at once."""
 
-    def __init__(self, *, at_once=True):
-        self.at_once = at_once
-        self.calls = []
+    def __init__(self, name, woken):
+        self.name, self.woken = name, woken
 
     def wake(self):
-        self.calls.append("wake")
-        return self.at_once
+        self.woken.append(self.name)
+        return self.name != "busy"
 
     def message_timed_out(self):
-        self.calls.append("timed out")
-
-    def channel_emptied(self):
-        self.calls.append("emptied")
-
-    def channel_closed(self):
-        self.calls.append("closed")
+        pass
 
 
 def message(number):
@@ -51,7 +44,7 @@ def channel(broker):
 
 @pytest.fixture
 def reader(channel):
-    subscriber = Reader()
+    subscriber = Reader("reader", [])
     channel.add(subscriber)
     return subscriber
 
@@ -68,7 +61,7 @@ def test_deferred_messages_are_queued_in_the_order_of_their_times(channel, reade
 
 
 def test_messages_with_different_timeouts_expire_at_their_own_times(broker, channel, reader):
-    other = Reader()
+    other = Reader("other", [])
     channel.add(other)
     put(channel, 1, 2, 3)
     channel.deliver(reader, 1, 0.0, 60.0)
@@ -84,155 +77,63 @@ def test_messages_with_different_timeouts_expire_at_their_own_times(broker, chan
 # --- waking -----------------------------------------------------------------------------------------------------------
 
 
-def test_as_many_subscribers_are_woken_as_there_are_messages(channel):
-    readers = [Reader() for _ in range(3)]
-    for subscriber in readers:
-        channel.add(subscriber)
-        channel.add_ready(subscriber)
-
-    put(channel, 1)
-    channel.deliver(readers[0], 1, 0.0, 60.0)
-    channel.add_ready(readers[0])
-    put(channel, 2)
-
-    assert [subscriber.calls for subscriber in readers] == [["wake"], ["wake"], []]
-
-
-def test_subscribers_that_take_their_messages_wake_no_more_than_the_messages_need(channel):
-    readers = [Reader() for _ in range(10)]
-    for subscriber in readers:
-        channel.add(subscriber)
-        channel.add_ready(subscriber)
-    put(channel, 1, 2)
-    put(channel, 3)
-
-    for subscriber in readers[:3]:
-        channel.deliver(subscriber, 1, 0.0, 60.0)
-        channel.remove_ready(subscriber)
-
-    assert [len(subscriber.calls) for subscriber in readers] == [1, 1, 1, 0, 0, 0, 0, 0, 0, 0]
-    assert channel.depth == 0
+def play(channel, story):
+    """Do the steps of a story; returns the names of the woken subscribers, and how many messages each take has got."""
+    woken, shares, last, owned = [], [], 0, {}
+    readers = {name: Reader(name, woken) for name in ("a", "b", "c", "d", "busy")}
+    for reader in readers.values():
+        channel.add(reader)
+    for step in story.split(", "):
+        match step.split():
+            case ["put", count]:
+                put(channel, *range(last + 1, last + int(count) + 1))
+                last += int(count)
+            case ["pause" | "unpause" as word]:
+                channel.set_paused(word == "pause")
+                woken.clear()
+            case ["requeue", name]:
+                channel.requeue(readers[name], owned[name].pop().id, 0.0, 1.0)
+            case ["take", *names]:
+                for name in names:
+                    owned[name] = channel.deliver(readers[name], 100, 0.0, 60.0)
+                    shares.append(len(owned[name]))
+            case [word, *names]:
+                act = {"ready": channel.add_ready, "rest": channel.remove_ready, "leave": channel.remove}[word]
+                for name in names:
+                    act(readers[name])
+    return " ".join(woken), shares
 
 
-def test_woken_subscribers_share_the_queue(channel):
-    readers = [Reader() for _ in range(3)]
-    for subscriber in readers:
-        channel.add_ready(subscriber)
-    put(channel, *range(1, 11))
-
-    shares = [len(channel.deliver(subscriber, 100, 0.0, 60.0)) for subscriber in readers]
-
-    assert shares == [4, 3, 3]
-
-
-def test_woken_subscriber_that_never_delivers_keeps_no_messages_from_others(channel):
-    reader, stuck = Reader(), Reader()
-    for subscriber in (reader, stuck):
-        channel.add_ready(subscriber)
-    put(channel, *range(1, 11))
-
-    shares = []
-    while channel.depth:
-        shares.append(len(channel.deliver(reader, 100, 0.0, 60.0)))
-        channel.add_ready(reader)
-
-    assert shares == [5, 0, 3, 0, 1, 0, 1]
-
-
-def test_first_messages_go_to_the_longest_waiting_subscribers(channel):
-    waiting, publisher = Reader(), Reader()
-    channel.add_ready(waiting)
-    put(channel, 1, 2, 3)
-
-    assert channel.deliver(publisher, 100, 0.0, 60.0) == []
-    channel.add_ready(publisher)
-
-    assert ids(channel.deliver(waiting, 100, 0.0, 60.0)) == [1, 2]
-    assert publisher.calls == ["wake"]
-    assert ids(channel.deliver(publisher, 100, 0.0, 60.0)) == [3]
+STORIES = [
+    pytest.param("ready a b c, put 1, take a, ready a, put 1", "a b", [1], id="as many are woken as messages wait"),
+    pytest.param(
+        "ready a b c d, put 2, put 1, take a, rest a, take b, rest b, take c, rest c", "a b c", [1, 1, 1],
+        id="those that take their messages wake no others",
+    ),
+    pytest.param("ready a b c, put 10, take a b c", "a b c", [4, 3, 3], id="equal shares"),
+    pytest.param(
+        "ready a b, put 10" + ", take a, ready a" * 7, "a b a a a a a a", [5, 0, 3, 0, 1, 0, 1],
+        id="one that never delivers keeps no messages from others",
+    ),
+    pytest.param(
+        "ready a, put 3, take b, ready b, take a b", "a b", [0, 2, 1], id="first messages for the longest waiting"
+    ),
+    # As if b had published the first message: it calls deliver() and gets nothing.
+    pytest.param(
+        "ready a b, put 1, take b, ready b, take a, ready a b, put 1", "a b b", [0, 1],
+        id="one that gets nothing keeps its place",
+    ),
+    pytest.param("ready a, put 2, take busy, ready busy, take a", "a busy", [0, 2], id="a busy one has no share"),
+    pytest.param("ready busy a, put 1", "busy a", [], id="a busy one does not keep messages from others"),
+    pytest.param(
+        "put 1, take a, ready b, requeue a, take a b", "b", [1, 0, 1], id="a requeued message for one that waits"
+    ),
+    pytest.param("leave c d busy, pause, put 4, unpause, take a b", "", [2, 2], id="shares of an unpaused channel"),
+    pytest.param("ready a b, put 4, rest b, take a", "a b", [4], id="one that rests frees its share"),
+    pytest.param("ready a b, put 1, leave a", "a b", [], id="one that leaves after it was woken wakes another"),
+]  # fmt: skip
 
 
-def test_subscriber_that_gets_nothing_keeps_its_place(channel):
-    first, second = Reader(), Reader()
-    channel.add_ready(first)
-    channel.add_ready(second)
-    put(channel, 1)
-    # As if the second one had published it: it calls deliver() and gets nothing.
-    channel.deliver(second, 100, 0.0, 60.0)
-    channel.add_ready(second)
-    channel.deliver(first, 100, 0.0, 60.0)
-    for subscriber in (first, second):
-        channel.add_ready(subscriber)
-        subscriber.calls.clear()
-
-    put(channel, 2)
-
-    assert (first.calls, second.calls) == ([], ["wake"])
-
-
-def test_busy_subscriber_gets_no_share(channel):
-    waiting, busy = Reader(), Reader(at_once=False)
-    channel.add_ready(waiting)
-    put(channel, 1, 2)
-    channel.deliver(busy, 100, 0.0, 60.0)
-
-    channel.add_ready(busy)
-
-    assert len(channel.deliver(waiting, 100, 0.0, 60.0)) == 2
-
-
-def test_requeued_message_goes_to_a_waiting_subscriber(channel, reader):
-    other = Reader()
-    put(channel, 1)
-    (owned,) = channel.deliver(reader, 1, 0.0, 60.0)
-    channel.add_ready(other)
-
-    channel.requeue(reader, owned.id, 0.0, 1.0)
-
-    assert channel.deliver(reader, 1, 1.0, 60.0) == []
-    assert ids(channel.deliver(other, 1, 1.0, 60.0)) == [1]
-
-
-def test_subscribers_share_the_queue_of_an_unpaused_channel(channel):
-    readers = [Reader(), Reader()]
-    for subscriber in readers:
-        channel.add(subscriber)
-    channel.set_paused(True)
-    put(channel, 1, 2, 3, 4)
-
-    channel.set_paused(False)
-
-    assert [len(channel.deliver(subscriber, 100, 0.0, 60.0)) for subscriber in readers] == [2, 2]
-
-
-def test_subscriber_that_leaves_frees_its_share(channel):
-    reader, other = Reader(), Reader()
-    for subscriber in (reader, other):
-        channel.add_ready(subscriber)
-    put(channel, 1, 2, 3, 4)
-
-    channel.remove_ready(other)
-
-    assert len(channel.deliver(reader, 100, 0.0, 60.0)) == 4
-
-
-def test_busy_subscriber_does_not_keep_messages_from_others(channel):
-    busy, free = Reader(at_once=False), Reader()
-    channel.add_ready(busy)
-    channel.add_ready(free)
-
-    put(channel, 1)
-
-    assert (busy.calls, free.calls) == (["wake"], ["wake"])
-
-
-def test_subscriber_that_leaves_after_wake_up_wakes_another(channel, reader):
-    other = Reader()
-    channel.add_ready(reader)
-    channel.add_ready(other)
-    put(channel, 1)
-    assert (reader.calls, other.calls) == (["wake"], [])
-
-    channel.remove(reader)
-
-    assert other.calls == ["wake"]
+@pytest.mark.parametrize(("story", "woken", "shares"), STORIES)
+def test_woken_subscribers_share_the_queue(channel, story, woken, shares):
+    assert play(channel, story) == (woken, shares)
