@@ -333,7 +333,6 @@ PUB = commands.publish("t", b"body")
 
 
 LATE = [
-    pytest.param(PUB, on.reply("PUB"), [delay(3.0)], OK, id="a reply"),
     pytest.param(PUB, on.reply("PUB"), [delay(3.0, alone=True)], OK, id="a reply, alone"),
     pytest.param(PUB, on.reply("PUB"), [delay(3.0), disconnect(after=True)], OK, id="a reply and the end"),
     pytest.param(

@@ -188,17 +188,6 @@ def test_failed_send_of_delayed_data_closes_the_connection(clock):
         transport.sendall(b"y")
 
 
-def test_reset_upstream_is_raised_by_recv(wrapped):
-    link, transport, inner, resets = wrapped
-    link.add(reset(after=2), upstream=True)
-    inner.feed(b"abc")
-
-    assert transport.recv(100) == b"ab"
-    with pytest.raises(NSQSocketError, match="reset by a toxic"):
-        transport.recv(100)
-    assert resets == [True]
-
-
 def test_reset_downstream_resets_the_connection(wrapped, clock):
     link, transport, inner, resets = wrapped
     link.add(reset(after=2), upstream=False)

@@ -99,10 +99,6 @@ def test_responses_do_not_depend_on_how_bytes_are_split(parts, data):
 ID = b"0123456789abcdef"
 
 
-def test_cls_before_sub_is_refused(client):
-    assert client.send(b"CLS\n") == [(ERROR, b"E_INVALID cannot CLS in current state")]
-
-
 def test_rdy_is_not_parsed_after_cls(broker):
     client = consumer(broker)
     client.send(b"CLS\n")
@@ -255,20 +251,6 @@ def test_commands_have_the_same_effect_however_they_are_cut(lines, size, recorde
     parts = [data[start : start + size] for start in range(0, len(data), size)]
 
     assert outcome(parts, recorded=recorded) == outcome(lines, recorded=False)
-
-
-# --- output buffer ----------------------------------------------------------------------------------------------------
-
-
-def test_full_output_buffer_is_sent_without_a_timeout(broker):
-    client = consumer(broker, ready=100, identify={"output_buffer_timeout": -1, "output_buffer_size": 64})
-    publish(broker, b"a" * 20)
-    assert client.pump() == []
-
-    for _ in range(3):
-        publish(broker, b"a" * 20)
-
-    assert len(client.bodies()) == 4
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
