@@ -68,10 +68,6 @@ def test_two_writers_with_the_same_names_use_different_files(make, names, tmp_pa
     assert names() == ["x.221320.log", "x.221320_0001.log", "x.221320_0002.log"]
 
 
-def test_name_has_fields_and_the_time_in_utc():
-    assert file_stem("{topic}.%Y-%m-%dT%H", {"topic": "clicks"}, NOW) == "clicks.2023-11-14T22"
-
-
 @pytest.mark.parametrize(
     "template",
     ["{user}", "{topic", "/a", "a//b", "../a", "a/.", "", "{topic.__class__}", "{topic:>9}"],

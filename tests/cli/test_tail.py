@@ -329,23 +329,15 @@ def test_message_of_many_attempts_is_written(fakensqd):
 # --- the end
 
 
-def test_signal_ends_in_order(fakensqd):
-    fakensqd.publish("t", b"1")
-
-    with signalled_when(lambda: len(fakensqd.transcript.finished("t")) == 1):
-        result = gnsq(fakensqd, "tail", "t", "--channel", "c")
-
-    assert (result.exit_code, result.stdout) == (0, "1\n")
-    assert "CLS" in fakensqd.transcript.commands()
-
-
-def test_signal_before_the_count_is_reached_is_an_error(fakensqd):
+@pytest.mark.parametrize(("words", "status"), [((), 0), (("-n", "2"), 130)], ids=["no count", "before the count"])
+def test_signal_ends_in_order(fakensqd, words, status):
     fakensqd.publish("t", b"1")
 
     with signalled_when(lambda: len(fakensqd.transcript.finished("t")) == 1, signal.SIGINT):
-        result = gnsq(fakensqd, "tail", "t", "-n", "2", "--take")
+        result = gnsq(fakensqd, "tail", "t", "--channel", "c", *words)
 
-    assert result.exit_code == 130
+    assert (result.exit_code, result.stdout) == (status, "1\n")
+    assert "CLS" in fakensqd.transcript.commands()
 
 
 @pytest.mark.subprocess
@@ -361,17 +353,6 @@ def test_reader_that_ends_gets_no_traceback_and_loses_no_message(fakensqd):
         assert code == 0
         assert "Traceback" not in program.stderr.read()
     assert fakensqd.messages("t", "c") == [b"2"]
-
-
-@pytest.mark.subprocess
-def test_full_disk_is_an_error_in_one_line(fakensqd):
-    fakensqd.publish("t", b"1")
-
-    with open("/dev/full", "wb") as full, started(fakensqd, "tail", "t", "--channel", "c", stdout=full) as program:
-        code, error = program.wait(), program.stderr.read()
-
-    assert (code, error.splitlines()[-1]) == (1, "Error: [Errno 28] No space left on device")
-    assert fakensqd.messages("t", "c") == [b"1"]
 
 
 @pytest.mark.subprocess
