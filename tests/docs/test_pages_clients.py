@@ -5,7 +5,6 @@ One for a library is skipped where this is not installed. Nothing is downloaded.
 
 import importlib.util
 import os
-import re
 import shutil
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from fakensqd.pytest_plugin import split_addresses
 from fakensqd.real import RealLookupd, RealNsqd
 from tests.docs.pages import example
+from tests.docs.prose import replaced
 from tests.kit import PYTHON, refused_port, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
@@ -33,15 +33,12 @@ class Folder:
         program.chmod(0o755)
         self.environment = os.environ | {"PATH": f"{path}:{os.environ['PATH']}", "PYTHONPATH": os.getcwd()}
 
-    def here(self, text):
-        return re.sub("|".join(FLAGS), lambda port: self.ports[port[0]], text)
-
     def write(self, name, text):
-        (self.path / name).write_text(self.here(text))
+        (self.path / name).write_text(replaced(text, self.ports))
 
     def run(self, script, **environment):
         """Run a shell script to its end; returns what it has written. A command that fails ends it."""
-        ended = run("sh", "-ec", self.here(script), cwd=self.path, env=self.environment | environment)
+        ended = run("sh", "-ec", replaced(script, self.ports), cwd=self.path, env=self.environment | environment)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout
 

@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 
 from tests.docs.pages import ROOT, blocks
-from tests.docs.prose import check_printed
+from tests.docs.prose import check_printed, replaced
 from tests.kit import child, refused_port, wait_for_program
 
 PAGE = "tutorial.md"
@@ -41,8 +41,7 @@ class Reader:
         self.out = output / "out.txt"
 
     def localized(self, text):
-        # Whole ports, since a text may have been replaced before: 41501 begins with 4150.
-        return re.sub(rf"\b(?:{'|'.join(PORTS)})\b", lambda port: self.ports[port[0]], text)
+        return replaced(text, self.ports)
 
     def edit(self, block):
         """Write a file, or change it: imports come after the others, and functions in place of those of their name."""
