@@ -58,6 +58,7 @@ def test_spool_is_released_after_the_last_write(fakensqd, planner, spool, disk):
     disk.hold(".arrow")
     publish(fakensqd, "clicks", numbered(10))
     running = planner()
+    running.start()  # a second call does nothing
     stopping = threading.Thread(target=running.stop)
     assert disk.was_reached.wait(20)
 
