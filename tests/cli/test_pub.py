@@ -398,21 +398,8 @@ def test_stdout_that_can_not_be_written_has_status_1_and_one_line_if_somebody_re
 
 @pytest.mark.subprocess
 def test_program_without_rich_says_what_to_install():
-    code = """
-import sys
-
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "rich":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Hidden())
-from gnsq.__main__ import main
-main()
-"""
-    result = run_program(code)
+    result = run_program("import sys; sys.modules['rich'] = None; from gnsq.__main__ import main; main()")
 
     assert result.returncode == 1
-    assert result.stderr == (
-        "gnsq's command line needs click and rich: pip install 'gnsq[cli]' (No module named 'rich')\n"
-    )
+    assert result.stderr.startswith("gnsq's command line needs click and rich: pip install 'gnsq[cli]' (")
+    assert result.stderr.count("\n") == 1

@@ -85,14 +85,6 @@ def test_attributes_are_read_and_methods_called_on_the_servers_thread():
         assert repr(cluster.nsqds[0]).startswith("<proxy of <FakeNsqd 127.0.0.1:")
 
 
-def test_exceptions_of_the_server_are_raised_in_the_caller():
-    with FakeNsqd().in_thread() as nsqd:
-        with pytest.raises(KeyError):
-            nsqd.broker.delete_topic("t")
-        with pytest.raises(AttributeError):
-            _ = nsqd.nothing
-
-
 def test_call_runs_a_function_on_the_servers_thread():
     threaded = ServerThread(FakeNsqd())
     with threaded:
@@ -129,23 +121,6 @@ def test_fault_of_a_stop_is_raised():
 
 
 # --- in_thread() ------------------------------------------------------------------------------------------------------
-
-
-def test_threaded_server_has_the_attributes_and_methods_of_the_server():
-    nsqd = FakeNsqd(max_rdy_count=7).in_thread()
-    assert isinstance(nsqd, ServerThread)
-    assert (nsqd.running, nsqd.options.max_rdy_count) == (False, 7)
-    assert repr(nsqd).startswith("<proxy of <FakeNsqd 127.0.0.1:")
-
-    nsqd.start()
-    assert get(nsqd.http_address, "/ping") == b"OK"
-    assert nsqd.running
-    nsqd.down()
-    nsqd.up()
-    assert get(nsqd.http_address, "/ping") == b"OK"
-    nsqd.stop()
-
-    assert (nsqd.running, nsqd.errors) == (False, [])
 
 
 def test_call_is_killed_with_its_caller():
