@@ -68,10 +68,11 @@ def finished(values):
     }
 
 
-def test_each_nsqd_has_its_counters_and_gauges():
+def test_each_nsqd_has_its_counters_and_gauges_and_the_latency_cumulated_buckets():
     source = subscriber(
         connections=(connection("a:1", rdy=50, in_flight=3), connection("b:2")),
         counts_by_nsqd={"a:1": MessageCounts(received=9, finished=5, requeued=1), "c:3": MessageCounts(timed_out=2)},
+        latency=Histogram((0.1, 1.0), (3, 2, 1), 4.5),
     )
 
     values = scrape(StatsCollector(source))
@@ -84,6 +85,10 @@ def test_each_nsqd_has_its_counters_and_gauges():
     assert values[key("rdy", nsqd="a:1")] == 50
     assert values[key("messages_in_flight", nsqd="a:1")] == 3
     assert values[key("connections")] == 2
+    name = "message_latency_seconds"
+    buckets = {bound: values[key(f"{name}_bucket", le=bound)] for bound in ("0.1", "1.0", "+Inf")}
+    assert buckets == {"0.1": 3, "1.0": 5, "+Inf": 6}
+    assert (values[key(f"{name}_count")], values[key(f"{name}_sum")]) == (6, 4.5)
 
 
 def test_consumer_has_its_counters_and_gauges():
@@ -118,18 +123,6 @@ def test_consumer_has_its_counters_and_gauges():
     assert values[key("backoff_remaining_seconds")] == 1.5
     states = {state: values[key("backoff_state", state=state)] for state in ("off", "waiting", "probing")}
     assert states == {"off": 0, "waiting": 1, "probing": 0}
-
-
-def test_latency_is_a_histogram_with_cumulated_buckets():
-    source = subscriber(latency=Histogram((0.1, 1.0), (3, 2, 1), 4.5))
-
-    values = scrape(StatsCollector(source))
-
-    name = "message_latency_seconds"
-    buckets = {bound: values[key(f"{name}_bucket", le=bound)] for bound in ("0.1", "1.0", "+Inf")}
-    assert buckets == {"0.1": 3, "1.0": 5, "+Inf": 6}
-    assert values[key(f"{name}_count")] == 6
-    assert values[key(f"{name}_sum")] == 4.5
 
 
 def test_counters_of_an_nsqd_continue_with_the_next_connection(fakensqd, publish, consume):

@@ -76,7 +76,6 @@ ENDS = [
     pytest.param(latency(0.2), 5.2, id="latency"),
     pytest.param(stall(after=3), 5.0, id="stall not reached"),
     pytest.param(stall(after=2), math.inf, id="stall"),
-    pytest.param(limit_bytes(9), 5.0, id="limit"),
     pytest.param(corrupt_bytes(0.5), 5.0, id="corrupt"),
 ]
 
