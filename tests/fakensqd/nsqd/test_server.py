@@ -4,7 +4,6 @@ import contextlib
 
 import gevent
 import pytest
-from gevent import socket
 from gevent.event import Event
 
 from fakensqd import FakeAuthServer, FakeNsqd
@@ -75,23 +74,6 @@ def test_stop_does_not_wait_for_the_auth_server():
 
         assert client.ended()
         assert nsqd.errors == []
-
-
-def test_client_connects_by_a_unix_socket(socket_folder):
-    path = str(socket_folder / "tcp.sock")
-    with FakeNsqd(tcp_address=path) as nsqd:
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(path)
-            sock.sendall(commands.MAGIC_V2 + commands.publish("t", b"x"))
-            assert sock.recv(100).endswith(b"OK")
-            (session,) = nsqd.sessions
-            assert session.remote_address == "@"
-            info = request(nsqd.http_address, "GET", "/info")
-        assert (nsqd.tcp_address, info["tcp_port"]) == (path, -1)
-
-    assert nsqd.errors == []
-    assert Client.opened == []
-    assert list(socket_folder.iterdir()) == []
 
 
 def test_ephemeral_channel_drops_what_is_beyond_its_memory():
