@@ -356,6 +356,17 @@ def test_reader_that_ends_gets_no_traceback_and_loses_no_message(fakensqd):
 
 
 @pytest.mark.subprocess
+def test_full_disk_is_an_error_in_one_line(fakensqd):
+    fakensqd.publish("t", b"1")
+
+    with open("/dev/full", "wb") as full, started(fakensqd, "tail", "t", "--channel", "c", stdout=full) as program:
+        code, error = program.wait(), program.stderr.read()
+
+    assert (code, error.splitlines()[-1]) == (1, "Error: [Errno 28] No space left on device")
+    assert fakensqd.messages("t", "c") == [b"1"]
+
+
+@pytest.mark.subprocess
 def test_stopped_reader_holds_no_more_messages_than_are_being_written(fakensqd):
     fakensqd.publish("t", *(b"%3d" % number + b"x" * 5000 for number in range(300)))
     with started(fakensqd, "tail", "t", "--channel", "c", stdin=subprocess.DEVNULL) as program:
