@@ -253,6 +253,20 @@ def test_commands_have_the_same_effect_however_they_are_cut(lines, size, recorde
     assert outcome(parts, recorded=recorded) == outcome(lines, recorded=False)
 
 
+# --- output buffer ----------------------------------------------------------------------------------------------------
+
+
+def test_full_output_buffer_is_sent_without_a_timeout(broker):
+    client = consumer(broker, ready=100, identify={"output_buffer_timeout": -1, "output_buffer_size": 64})
+    publish(broker, b"a" * 20)
+    assert client.pump() == []
+
+    for _ in range(3):
+        publish(broker, b"a" * 20)
+
+    assert len(client.bodies()) == 4
+
+
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
