@@ -99,6 +99,10 @@ def test_responses_do_not_depend_on_how_bytes_are_split(parts, data):
 ID = b"0123456789abcdef"
 
 
+def test_cls_before_sub_is_refused(client):
+    assert client.send(b"CLS\n") == [(ERROR, b"E_INVALID cannot CLS in current state")]
+
+
 def test_rdy_is_not_parsed_after_cls(broker):
     client = consumer(broker)
     client.send(b"CLS\n")
