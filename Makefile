@@ -9,9 +9,10 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 # Tests start some hundred processes: each would compile all modules if none may keep the result. And they write to
 # stdout as they do for most users, through a buffer.
 unexport PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED
-# Four workers, since tests wait, also on two cores; and a line of progress in place of a dot for each test; see
-# tests/suite.py.
-PYTEST := $(BIN)/python -m pytest -q -o console_output_style=classic -p tests.suite -n 4
+# Four workers, since tests wait, also on two cores. On one core two: Spark gives up a Python process that has not
+# connected after 10 s. And a line of progress in place of a dot for each test; see tests/suite.py.
+WORKERS := $(shell [ "$$(nproc 2>/dev/null)" = 1 ] && echo 2 || echo 4)
+PYTEST := $(BIN)/python -m pytest -q -o console_output_style=classic -p tests.suite -n $(WORKERS)
 
 # All extras but java, which the recipes install if there is no other Java.
 EXTRAS := cli,fakensqd,prometheus,sentry,spark
