@@ -76,10 +76,7 @@ def check_account(job, nsqd, publisher, title, meanwhile=lambda: None):
         return is_archived and counts() == row_count(job.location("clicks"))
 
     try:
-        # The limit of a wait is for each batch, since a slow machine may have many left.
-        while not is_settled():
-            rows = row_count(job.location("clicks"))
-            job.wait(lambda rows=rows: is_settled() or row_count(job.location("clicks")) > rows)
+        job.wait(is_settled)
     finally:
         # If that has failed, the account says what is missing.
         job.kill("group")

@@ -90,7 +90,7 @@ class Restarted:
             self._start()
 
     def wait(self, condition):
-        """Wait until a condition holds; start the program if it has ended."""
+        """Wait until a condition holds, up to the limit of the test; start the program if it has ended."""
 
         def holds():
             self.start_again()
@@ -98,7 +98,7 @@ class Restarted:
             threading.Event().wait(0.5)
             return condition()
 
-        wait_for(holds, LIMIT)
+        wait_for(holds)
 
     def kill(self, victim):
         """Kill one kind of PROCESSES, or all; return how many."""

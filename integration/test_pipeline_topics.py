@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.slow,
     pytest.mark.spark,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     needs_programs,
 ]
 
